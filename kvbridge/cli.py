@@ -1,0 +1,79 @@
+"""The `kvbridge` command: serve, look into a running bridge, and show the main job."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from kvbridge.config import BridgeConfig, ConfigurationError, load_config
+from kvbridge.core.errors import BridgeError
+from kvbridge.version import VERSION
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status: 0 done, 1 failed, 2 used wrongly."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except ConfigurationError as error:
+        print(f"kvbridge: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except BridgeError as error:
+        print(f"kvbridge: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        return EXIT_FAILURE
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvbridge", description="Hands KV-caches from one inference server to another.")
+    parser.add_argument("--version", action="version", version=f"kvbridge {VERSION}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_serve(commands)
+    _add_inspect(commands)
+    return parser
+
+
+def _add_serve(commands: Any) -> None:  # noqa: ANN401 - argparse keeps this type private
+    serve = commands.add_parser("serve", help="run a bridge until SIGTERM", description="Run a bridge until SIGTERM or SIGINT.")
+    serve.add_argument("--config", metavar="FILE", help="TOML file with settings; KVBRIDGE_* variables and flags win over it")
+    serve.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    for setting in fields(BridgeConfig):
+        flag = "--" + setting.name.replace("_", "-")
+        if setting.type == "bool":
+            serve.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+        else:
+            kind = {"int": int, "float": float, "str": str}[str(setting.type)]
+            serve.add_argument(flag, type=kind, default=None, metavar=kind.__name__.upper())
+    serve.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    # Imported here because a bridge loads torch, and the other commands need not wait for it.
+    import torch
+
+    from kvbridge.server.logs import configure_logs
+    from kvbridge.server.process import serve
+
+    given = {setting.name: getattr(options, setting.name) for setting in fields(BridgeConfig)}
+    config = load_config(options.config, overrides={name: value for name, value in given.items() if value is not None})
+    configure_logs(options.log_level)
+    # The verifier has threads of its own; torch's would only take turns with them.
+    torch.set_num_threads(1)
+    asyncio.run(serve(config))
+    return EXIT_OK
+
+
+def _add_inspect(commands: Any) -> None:  # noqa: ANN401 - argparse keeps this type private
+    from kvbridge import inspection
+
+    inspection.add_commands(commands)

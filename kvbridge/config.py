@@ -1,0 +1,192 @@
+"""The node's configuration: one frozen dataclass, filled from a TOML file, then `KVBRIDGE_*` variables, then flags."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from kvbridge.core.descriptor import DURATION_SECONDS_MAX
+from kvbridge.core.errors import BridgeError
+
+ENVIRONMENT_PREFIX = "KVBRIDGE_"
+SOCKET_NAME = "bridge.sock"
+DESCRIPTOR_SOCKET_NAME = "descriptors.sock"
+_GIB = 1 << 30
+_ROOT_UID = 0
+_LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class ConfigurationError(BridgeError):
+    """A setting is unknown, of the wrong type or out of its range."""
+
+
+def default_socket_path() -> str:
+    """Return where node and clients on one host meet unless told otherwise.
+
+    `KVBRIDGE_SOCKET` if set; else `/run/kvbridge/bridge.sock` for root; else the user's runtime directory.
+    """
+    told = os.environ.get(ENVIRONMENT_PREFIX + "SOCKET")
+    if told:
+        return told
+    if os.getuid() == _ROOT_UID:
+        return f"/run/kvbridge/{SOCKET_NAME}"
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/kvbridge-{os.getuid()}"  # noqa: S108 - the node makes it with mode 0700
+    return str(Path(runtime, "kvbridge", SOCKET_NAME))
+
+
+def descriptor_socket_path(socket_path: str) -> str:
+    """Return the path of the descriptor socket that belongs to the gRPC socket at `socket_path`."""
+    return str(Path(socket_path).with_name(DESCRIPTOR_SOCKET_NAME))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeConfig:
+    """Every setting of a node; durations in seconds, sizes in bytes."""
+
+    node_id: str = field(default_factory=socket.gethostname)
+    """Name of the node in answers, logs and metrics."""
+    socket: str = field(default_factory=default_socket_path)
+    """Path of the gRPC unix socket; the descriptor socket lies beside it."""
+    listen: str = "127.0.0.1:7411"
+    """TCP address for clients by value; empty for none. Port 0 lets the system choose."""
+    insecure: bool = False
+    """Allow `listen` beyond the loopback without transport security."""
+    arena_bytes: int = 2 * _GIB
+    """Host memory for payloads, for each tenant; a multiple of the page."""
+    pretouch: bool = True
+    """Back the arena with physical pages in the background at start, so that first writes run at memory speed."""
+    huge_pages: bool = True
+    """Use huge pages where the host offers them."""
+    verify_threads: int = 2
+    """Threads that check bytes."""
+    lease_ttl_seconds: float = 30.0
+    """How long a lease lasts if it is not renewed."""
+    reservation_ttl_seconds: float = 60.0
+    """How long a producer may write without renewing."""
+    linger_seconds: float = 300.0
+    """How long a payload stays when nobody references it, unless its producer says otherwise."""
+    ttl_seconds: float = 3600.0
+    """How long after commit a payload may be acquired, unless its producer says otherwise."""
+    payloads_max: int = 200_000
+    """Most payloads at once, in all states, for each tenant."""
+    references_max: int = 400_000
+    """Most reservations, holds and leases at once, for each tenant."""
+    references_per_client_max: int = 100_000
+    """Most reservations, holds and leases of one client at once."""
+    tombstones_max: int = 4096
+    """Most ended payloads whose reason and text are remembered, for each tenant."""
+    tombstone_bytes_max: int = 64 << 20
+    """Most bytes of text and token ids that are remembered for ended payloads, for each tenant."""
+    sessions_max: int = 4096
+    """Most local clients at once."""
+    sessions_per_uid_max: int = 4096
+    """Most local clients of one user at once."""
+    concurrent_calls_max: int = 2048
+    """Most gRPC calls at once; more are refused."""
+    message_bytes_max: int = 24 << 20
+    """Largest gRPC message: room for the longest text and token list together."""
+    answers_remembered_max: int = 4096
+    """Most answers kept for clients that repeat a request."""
+    chunk_bytes: int = 1 << 20
+    """Size of a chunk that the node streams."""
+    reflection: bool = True
+    """Serve gRPC reflection."""
+    drain_seconds: float = 10.0
+    """How long a stopping node waits for its leases to come home."""
+
+    def __post_init__(self) -> None:
+        """Check every range.
+
+        Raises:
+            ConfigurationError: naming the setting.
+        """
+        for setting in fields(self):
+            self._check(setting.name)
+        host = self.listen.rpartition(":")[0].strip("[]")
+        if self.listen and not self.insecure and host not in _LOOPBACK_HOSTS:
+            raise ConfigurationError(f"listen: {self.listen!r} is not a loopback address; set insecure to allow it without transport security")
+
+    def _check(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or isinstance(value, str):
+            return
+        if name.endswith("_seconds"):
+            if not 0 <= value <= DURATION_SECONDS_MAX:
+                raise ConfigurationError(f"{name}: must lie in [0, {DURATION_SECONDS_MAX}], got {value}")
+        elif value < 1:
+            raise ConfigurationError(f"{name}: must be at least 1, got {value}")
+
+    @property
+    def descriptor_socket(self) -> str:
+        """Return the path of the descriptor socket."""
+        return descriptor_socket_path(self.socket)
+
+    def limits(self) -> dict[str, float]:
+        """Return every numeric setting by name, as shown to those who inspect the node."""
+        values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        return {name: float(value) for name, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+
+
+def load_config(
+    path: str | None = None,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    overrides: Mapping[str, Any] | None = None,
+) -> BridgeConfig:
+    """Join the TOML file at `path`, `KVBRIDGE_*` variables and `overrides`; later ones win.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a setting is unknown, of the wrong type or out of range.
+    """
+    settings = {**_from_file(path), **_from_environment(environment), **(overrides or {})}
+    return replace(BridgeConfig(), **settings)
+
+
+def _from_file(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    return {name: _typed(name, value, source=path) for name, value in table.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    names = {ENVIRONMENT_PREFIX + setting.name.upper(): setting.name for setting in fields(BridgeConfig)}
+    given = {variable: name for variable, name in names.items() if variable in environment}
+    return {name: _parsed(name, environment[variable], source=variable) for variable, name in given.items()}
+
+
+def _typed(name: str, value: object, *, source: str) -> object:
+    wanted = _types().get(name)
+    if wanted is None:
+        raise ConfigurationError(f"{source}: there is no setting {name!r}")
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not wanted:
+        raise ConfigurationError(f"{source}: {name} must be {wanted.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _parsed(name: str, text: str, *, source: str) -> object:
+    wanted = _types()[name]
+    if wanted is bool:
+        words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        if text.lower() not in words:
+            raise ConfigurationError(f"{source}: must be one of {', '.join(words)}, got {text!r}")
+        return words[text.lower()]
+    try:
+        return wanted(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{source}: must be {wanted.__name__}, got {text!r}") from error
+
+
+def _types() -> dict[str, type]:
+    named: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
+    return {setting.name: named[str(setting.type)] for setting in fields(BridgeConfig)}

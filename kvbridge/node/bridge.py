@@ -1,0 +1,393 @@
+"""One bridge: what a node does for producers and consumers, without any protocol.
+
+The core decides, this shell carries out. All decisions happen on the event loop's thread between two awaits; only checks
+of bytes run elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kvbridge.config import BridgeConfig
+from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadSpec, Verification
+from kvbridge.core.errors import UnavailableError, WrongStateError
+from kvbridge.core.gate import AcquireTerms, Candidate, Finding, decide
+from kvbridge.core.layout import slot_layout
+from kvbridge.core.ledger import Committed, Grant, Ledger, LedgerLimits, Page, Payload, Rejected, Tombstone, Usage
+from kvbridge.core.reasons import Reason
+from kvbridge.core.tokens import TokenSequence
+from kvbridge.memory.arena import ArenaSnapshot, HostArena
+from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, Client, Sessions
+from kvbridge.node.tenancy import Tenancy
+from kvbridge.node.verification import ByteFinding, Verifier
+from kvbridge.wire import Seal
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+_TOKEN_BYTES = 24
+_HOUSEKEEPING_SECONDS_MAX = 0.5
+"""Longest sleep between two looks at the deadlines; bounds how late memory is given back, never what is answered."""
+_DEADLINES_PER_TURN = 512
+"""Deadlines processed before other work gets its turn."""
+_DRAIN_POLL_SECONDS = 0.05
+_NOT_READY_RETRY_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leased:
+    """The gate passed: a lease on verified tensors."""
+
+    grant: Grant
+    """The lease."""
+    descriptor: PayloadDescriptor
+    """What was leased."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """The gate refused: take the text."""
+
+    finding: Finding
+    """The first check that failed."""
+    fallback: FallbackText
+    """What to take."""
+    tokens: TokenSequence | None
+    """The producer's tokens, if it gave them."""
+    retry_after_seconds: float | None
+    """When asking again may help; None if it will not."""
+
+
+class Bridge:
+    """A node's payloads, clients and memory."""
+
+    def __init__(
+        self,
+        config: BridgeConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        new_token: Callable[[], str] = lambda: secrets.token_urlsafe(_TOKEN_BYTES),
+    ) -> None:
+        """Make the default tenant's arena; `clock` gives monotonic seconds.
+
+        Raises:
+            ArenaUnavailableError: the host cannot give the configured memory.
+        """
+        self.config = config
+        self.epoch = secrets.randbits(63) | 1
+        self.draining = False
+        self.sessions = Sessions(config.sessions_max)
+        self._clock = clock
+        self._started_at = clock()
+        self._new_token = new_token
+        self._verifier = Verifier(config.verify_threads)
+        self._tenancies = {DEFAULT_TENANT: self._new_tenancy(DEFAULT_TENANT)}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._housekeeper: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        """Show what the node holds."""
+        return f"<Bridge {self.config.node_id}: {len(self.sessions)} sessions, {list(self._tenancies.values())}>"
+
+    # Life
+
+    def start(self) -> None:
+        """Begin to give back what has expired."""
+        self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="kvbridge-housekeeping")
+        self._housekeeper.add_done_callback(_report_failure)
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Give no new leases, wait for the live ones, and tell whether all came home in time."""
+        self.draining = True
+        ends_at = self._clock() + timeout_seconds
+        while any(usage.leases for usage in self._usages()):
+            if self._clock() >= ends_at:
+                return False
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        return True
+
+    async def close(self) -> None:
+        """Stop, let running checks end, and give the memory back."""
+        self.draining = True
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+            await asyncio.gather(self._housekeeper, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._verifier.close()
+        for tenancy in self._tenancies.values():
+            tenancy.close()
+
+    # Producers
+
+    def reserve(self, client: Client, spec: PayloadSpec) -> Grant:
+        """Lend a slot for the client to write into.
+
+        Raises:
+            WrongStateError: the client does not map the arena and must upload instead.
+            UnavailableError: the node is shutting down.
+            MemoryExhaustedError: no slot can be had; consumers are told so under the spec's key.
+            LimitExceededError: a limit is reached.
+        """
+        if not client.attached:
+            raise WrongStateError(CLIENT_FIELD, "has no descriptor socket session; attach, or use Upload")
+        return self.reserve_for_stream(client, spec)
+
+    def reserve_for_stream(self, client: Client, spec: PayloadSpec) -> Grant:
+        """Lend a slot that the node itself writes into on the client's behalf; errors as for `reserve`."""
+        if self.draining:
+            raise UnavailableError("the node is shutting down and takes no new payloads")
+        slot_bytes = slot_layout(spec.geometry, spec.capacity_tokens).slot_bytes
+        with self._tenancy(client).ledger() as ledger:
+            return ledger.reserve(now=self._clock(), client_id=client.client_id, attached=True, spec=spec, slot_bytes=slot_bytes)
+
+    async def commit(self, client: Client, token: str, seal: Seal) -> Committed | Rejected:
+        """Seal what was written, check it, and make it available.
+
+        The check goes on if the caller goes away meanwhile.
+
+        Raises:
+            InvalidFieldError: lengths, tokens or digests are missing or disagree.
+            UnknownReferenceError: the reservation is not live.
+            NotYoursError: it belongs to another client.
+            WrongStateError: it is being committed already.
+        """
+        tenancy = self._tenancy(client)
+        with tenancy.ledger() as ledger:
+            payload = ledger.begin_commit(
+                now=self._clock(),
+                client_id=client.client_id,
+                token=token,
+                valid_length=seal.valid_length,
+                tokens=seal.tokens,
+                fallback=seal.fallback,
+                layer_digests=seal.layer_digests,
+                verification=seal.verification,
+            )
+        return await self._run_to_the_end(self._verify_and_finish(tenancy, payload, hold=seal.hold))
+
+    def abort(self, client: Client, token: str) -> None:
+        """Give a reservation back; errors as for `commit`."""
+        with self._tenancy(client).ledger() as ledger:
+            ledger.abort(now=self._clock(), client_id=client.client_id, token=token)
+
+    # Consumers
+
+    async def acquire(self, client: Client, terms: AcquireTerms, verification: Verification) -> Leased | Fallback:
+        """Answer with a lease or with the reason to take the text.
+
+        With a `verification` above `NONE` the bytes are checked again before the answer.
+
+        Raises:
+            LimitExceededError: the client or the node has too many references.
+        """
+        tenancy = self._tenancy(client)
+        answer = self._ask_gate(tenancy, client, terms)
+        if isinstance(answer, Fallback) or verification is Verification.NONE:
+            return answer
+        return await self._run_to_the_end(self._check_again(tenancy, client, terms, answer, verification))
+
+    def payload_of_lease(self, client: Client, token: str) -> tuple[Payload, memoryview]:
+        """Return a leased payload and its slot's bytes, which are safe to read until the next await.
+
+        Raises:
+            UnknownReferenceError: the lease is not live.
+            NotYoursError: it belongs to another client.
+        """
+        tenancy = self._tenancy(client)
+        with tenancy.ledger() as ledger:
+            payload = ledger.payload_of(now=self._clock(), client_id=client.client_id, token=token)
+        return payload, tenancy.slot(payload.slot)
+
+    # Both
+
+    def renew(self, client: Client, tokens: Sequence[str]) -> list[float | None]:
+        """Prolong references; None stands for one that is gone.
+
+        Raises:
+            NotYoursError: one belongs to another client; none is renewed.
+        """
+        with self._tenancy(client).ledger() as ledger:
+            return ledger.renew(now=self._clock(), client_id=client.client_id, tokens=tokens)
+
+    def release(self, client: Client, tokens: Sequence[str]) -> set[str]:
+        """Return references, all or none, and tell which had already expired.
+
+        Raises:
+            UnknownReferenceError: one is unknown, or was released before.
+            NotYoursError: one belongs to another client.
+        """
+        with self._tenancy(client).ledger() as ledger:
+            return ledger.release(now=self._clock(), client_id=client.client_id, tokens=tokens)
+
+    def end_client(self, client: Client) -> None:
+        """Take back everything from a client that is gone."""
+        with self._tenancy(client).ledger() as ledger:
+            returned = ledger.end_client(now=self._clock(), client_id=client.client_id)
+        _log.info("client ended", extra={"tenant": client.tenant, "references_returned": returned})
+
+    def slot_of(self, client: Client, grant: Grant) -> memoryview:
+        """Return the writable bytes of a reserved slot, header included."""
+        return self._tenancy(client).slot(grant.slot)
+
+    # People
+
+    def arena(self, tenant: str) -> HostArena:
+        """Return a tenant's arena."""
+        return self._tenancies[tenant].arena
+
+    def usage(self, client: Client) -> tuple[Usage, ArenaSnapshot]:
+        """Return where the bytes of the client's arena are."""
+        tenancy = self._tenancy(client)
+        with tenancy.ledger() as ledger:
+            return ledger.usage(), tenancy.arena.snapshot()
+
+    def payloads(self, client: Client, *, key_prefix: str, page_size: int, cursor: int | None) -> Page:
+        """Return a page of the client's tenant's payloads, newest first."""
+        with self._tenancy(client).ledger() as ledger:
+            return ledger.payloads(key_prefix=key_prefix, page_size=page_size, cursor=cursor)
+
+    def payload(self, client: Client, key: str, generation: int) -> Payload | None:
+        """Return one payload that occupies memory; generation 0 means the newest."""
+        with self._tenancy(client).ledger() as ledger:
+            return ledger.occupant(now=self._clock(), key=key, generation=generation)
+
+    def age_seconds(self, since: float) -> float:
+        """Return how long ago the clock showed `since`."""
+        return self._clock() - since
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Return how long the node has been up."""
+        return self._clock() - self._started_at
+
+    # Inside
+
+    def _tenancy(self, client: Client) -> Tenancy:
+        return self._tenancies[client.tenant]
+
+    def _new_tenancy(self, tenant: str) -> Tenancy:
+        config = self.config
+        arena = HostArena(
+            f"host-{tenant}", config.arena_bytes, pretouch=config.pretouch, huge_pages="auto" if config.huge_pages else "never"
+        )
+        limits = LedgerLimits(
+            payloads_max=config.payloads_max,
+            references_max=config.references_max,
+            references_per_client_max=config.references_per_client_max,
+            tombstones_max=config.tombstones_max,
+            tombstone_bytes_max=config.tombstone_bytes_max,
+            reservation_ttl_seconds=config.reservation_ttl_seconds,
+            lease_ttl_seconds=config.lease_ttl_seconds,
+            hold_ttl_seconds=config.lease_ttl_seconds,
+            linger_seconds_default=config.linger_seconds,
+            ttl_seconds_default=config.ttl_seconds,
+        )
+        ledger = Ledger(arena_bytes=config.arena_bytes, limits=limits, new_token=self._new_token)
+        return Tenancy(tenant=tenant, ledger=ledger, arena=arena, epoch=self.epoch)
+
+    def _ask_gate(self, tenancy: Tenancy, client: Client, terms: AcquireTerms) -> Leased | Fallback:
+        now = self._clock()
+        with tenancy.ledger() as ledger:
+            found = ledger.find(now=now, key=terms.reference.key, generation=terms.reference.generation)
+            verdict = decide(terms, _candidate(found, node_draining=self.draining))
+            if verdict.failure is not None:
+                return _fallback(verdict.failure, found)
+            assert isinstance(found, Payload), found
+            assert found.descriptor is not None, found
+            grant = ledger.lease(
+                now=now, client_id=client.client_id, attached=client.attached, payload_id=found.payload_id
+            )
+            return Leased(grant=grant, descriptor=found.descriptor)
+
+    async def _verify_and_finish(self, tenancy: Tenancy, payload: Payload, *, hold: bool) -> Committed | Rejected:
+        assert payload.descriptor is not None, payload
+        descriptor = payload.descriptor
+        finding = await self._verifier.check(
+            tenancy.slot(payload.slot), descriptor, level=descriptor.verified, zero_padding=True
+        )
+        with tenancy.ledger() as ledger:
+            return ledger.finish_commit(
+                now=self._clock(),
+                payload_id=payload.payload_id,
+                layer_digests=finding.layer_digests,
+                failure=finding.failure,
+                hold=hold,
+            )
+
+    async def _check_again(
+        self, tenancy: Tenancy, client: Client, terms: AcquireTerms, leased: Leased, level: Verification
+    ) -> Leased | Fallback:
+        """Check leased bytes once more; the lease keeps them in place meanwhile, and goes if they are bad."""
+        if leased.descriptor.layer_digests:
+            finding = await self._verifier.check(
+                tenancy.slot(leased.grant.slot), leased.descriptor, level=level, zero_padding=False
+            )
+        else:
+            finding = ByteFinding(failure=(Reason.PAYLOAD_CORRUPT, "no digest was sealed, so the bytes cannot be checked again"))
+        now, token = self._clock(), leased.grant.token
+        with tenancy.ledger() as ledger:
+            [ttl_seconds] = ledger.renew(now=now, client_id=client.client_id, tokens=[token])
+            if finding.failure is None and ttl_seconds is not None:
+                return leased
+            if ttl_seconds is not None:
+                ledger.release(now=now, client_id=client.client_id, tokens=[token])
+            reason, detail = finding.failure or (Reason.PAYLOAD_EXPIRED, "the lease expired while the bytes were checked")
+            found = ledger.find(now=now, key=terms.reference.key, generation=leased.grant.reference.generation)
+            if finding.layer_digests and finding.failure is not None:
+                ledger.fail(now=now, payload_id=leased.grant.payload_id, reason=reason, detail=detail)
+        return _fallback(Finding(reason=reason, problem=detail), found)
+
+    async def _run_to_the_end(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Wait for `work`, which goes on if the waiting is cancelled, so that no payload stays half checked."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _keep_house(self) -> None:
+        while True:
+            pause = _HOUSEKEEPING_SECONDS_MAX
+            for tenancy in self._tenancies.values():
+                with tenancy.ledger() as ledger:
+                    now = self._clock()
+                    more = ledger.advance(now=now, events_max=_DEADLINES_PER_TURN)
+                    due = ledger.next_deadline()
+                pause = 0.0 if more else pause if due is None else min(pause, max(due - now, 0.0))
+            await asyncio.sleep(pause)
+
+    def _usages(self) -> list[Usage]:
+        usages = []
+        for tenancy in self._tenancies.values():
+            with tenancy.ledger() as ledger:
+                usages.append(ledger.usage())
+        return usages
+
+
+def _report_failure(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        _log.critical("housekeeping failed: memory is given back only by new requests", exc_info=error)
+
+
+def _candidate(found: Payload | Tombstone | None, *, node_draining: bool) -> Candidate:
+    if isinstance(found, Tombstone):
+        return Candidate(node_draining=node_draining, known=True, ended=found.reason, ended_detail=found.detail)
+    if found is None:
+        return Candidate(node_draining=node_draining, known=False)
+    ready = found.committed_at is not None
+    return Candidate(node_draining=node_draining, known=True, descriptor=found.descriptor if ready else None)
+
+
+def _fallback(finding: Finding, found: Payload | Tombstone | None) -> Fallback:
+    return Fallback(
+        finding=finding,
+        fallback=FallbackText() if found is None else found.fallback,
+        tokens=None if found is None else found.tokens,
+        retry_after_seconds=_NOT_READY_RETRY_SECONDS if finding.reason is Reason.PAYLOAD_NOT_READY else None,
+    )

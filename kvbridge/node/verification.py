@@ -1,0 +1,140 @@
+"""Checking bytes: digests, finite values, and zeroes where nothing may be.
+
+The work runs on worker threads, off the event loop and in parallel over layers; xxhash and torch release the interpreter
+lock while they read. A strip is digested and then scanned while it is still in the processor's cache, so that the full
+check costs little more than one pass over memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import xxhash
+
+from kvbridge.core.descriptor import PayloadDescriptor, Verification
+from kvbridge.core.layout import Region, slot_layout
+from kvbridge.core.reasons import Reason
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteFinding:
+    """What the bytes of a payload were found to be."""
+
+    layer_digests: tuple[bytes, ...] = ()
+    """XXH3-128 of each layer's canonical bytes, in layer order; empty if they were not digested."""
+    failure: tuple[Reason, str] | None = None
+    """The first thing that is wrong, with a sentence for people."""
+
+
+class Verifier:
+    """Runs byte checks on a fixed number of threads."""
+
+    def __init__(self, threads: int) -> None:
+        """Start nothing yet; threads come with the first work."""
+        self._threads = threads
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="kvbridge-verify")
+
+    async def check(self, slot: memoryview, descriptor: PayloadDescriptor, *, level: Verification, zero_padding: bool) -> ByteFinding:
+        """Check the payload in `slot` (header included) against its descriptor.
+
+        Declared digests are compared where there are any. With `zero_padding` everything past the valid length is
+        overwritten with zeroes, which no digest covers.
+        """
+        layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
+        layers = [tuple(regions) for _, regions in groupby(layout.regions, key=lambda region: region.layer)]
+        job = _Job(slot=np.frombuffer(slot, dtype=np.uint8), descriptor=descriptor, level=level, zero_padding=zero_padding)
+        shares = [layers[first :: self._threads] for first in range(min(self._threads, len(layers)))]
+        loop = asyncio.get_running_loop()
+        done = await asyncio.gather(*(loop.run_in_executor(self._executor, job.check_layers, share) for share in shares))
+        found = {finding.layer: finding for findings in done for finding in findings}
+        return _combine([found[layer] for layer in descriptor.geometry.layers], descriptor)
+
+    def close(self) -> None:
+        """Let running work end and take no more."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerFinding:
+    layer: int
+    digest: bytes | None
+    not_finite: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    slot: NDArray[np.uint8]
+    descriptor: PayloadDescriptor
+    level: Verification
+    zero_padding: bool
+
+    def check_layers(self, layers: Sequence[tuple[Region, ...]]) -> list[_LayerFinding]:
+        return [self._check_layer(regions) for regions in layers]
+
+    def _check_layer(self, regions: tuple[Region, ...]) -> _LayerFinding:
+        digest = xxhash.xxh3_128() if self.level.includes(Verification.DIGEST) else None
+        finite = True
+        for region in regions:
+            if self.zero_padding:
+                self._zero_padding(region)
+            for stored in region.stored(self.descriptor.valid_length):
+                strip = self.slot[stored.offset_bytes : stored.offset_bytes + stored.length_bytes]
+                if digest is not None:
+                    digest.update(strip)
+                if self.level is Verification.FULL:
+                    finite = finite and all_finite(strip, region.group.dtype.value)
+        return _LayerFinding(
+            layer=regions[0].layer, digest=None if digest is None else digest.digest(), not_finite=not finite
+        )
+
+    def _zero_padding(self, region: Region) -> None:
+        for padding in region.padding(self.descriptor.valid_length):
+            self.slot[padding.offset_bytes : padding.offset_bytes + padding.length_bytes] = 0
+
+
+def all_finite(values: NDArray[np.uint8], dtype: str) -> bool:
+    """Tell whether every value in these bytes, read as torch's `dtype`, is neither NaN nor infinite."""
+    tensor = torch.from_numpy(values).view(getattr(torch, dtype))
+    # A NaN or an infinity stays in the sum whatever is added to it, so a finite sum proves every value finite at the speed
+    # of memory. A sum may also overflow; only then is the slower, exact question asked.
+    if torch.isfinite(tensor.sum()):
+        return True
+    least, greatest = torch.aminmax(tensor)
+    return bool(torch.isfinite(least) and torch.isfinite(greatest))
+
+
+def _combine(findings: Sequence[_LayerFinding], descriptor: PayloadDescriptor) -> ByteFinding:
+    digests = tuple(finding.digest for finding in findings if finding.digest is not None)
+    declared = descriptor.layer_digests
+    wrong = [
+        finding.layer
+        for finding, expected in zip(findings, declared, strict=False)
+        if finding.digest is not None and finding.digest != expected
+    ]
+    if wrong:
+        return ByteFinding(
+            layer_digests=digests,
+            failure=(Reason.PAYLOAD_CORRUPT, f"digests differ from the declared ones in {_layers(wrong)}"),
+        )
+    not_finite = [finding.layer for finding in findings if finding.not_finite]
+    if not_finite:
+        return ByteFinding(
+            layer_digests=digests,
+            failure=(Reason.VALUES_NOT_FINITE, f"NaN or infinite values within the valid length in {_layers(not_finite)}"),
+        )
+    return ByteFinding(layer_digests=digests)
+
+
+def _layers(layers: Sequence[int]) -> str:
+    shown = ", ".join(str(layer) for layer in layers[:8])
+    return f"layer{'s' if len(layers) > 1 else ''} {shown}{', ...' if len(layers) > 8 else ''}"  # noqa: PLR2004

@@ -1,0 +1,96 @@
+"""Answers that are remembered, so that a client that repeats a request gets the same answer and nothing happens twice."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from kvbridge.core.errors import InvalidFieldError
+
+_Answer = TypeVar("_Answer")
+_REQUEST_ID_CHARACTERS_MAX = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    fingerprint: bytes
+    task: asyncio.Task[Any]
+
+
+class Answers:
+    """The newest answers by client and request id.
+
+    Errors are not remembered: a request that failed has changed nothing and may be tried again.
+    """
+
+    def __init__(self, answers_max: int) -> None:
+        """Remember at most `answers_max` answers."""
+        self._answers_max = answers_max
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        """Return how many answers are remembered."""
+        return len(self._entries)
+
+    async def once(
+        self,
+        client_id: str,
+        request_id: str,
+        request: Message,
+        work: Callable[[], Awaitable[_Answer]],
+        *,
+        stops_with_caller: bool = False,
+    ) -> _Answer:
+        """Do `work` for this request, or return what it gave before.
+
+        The work goes on if the caller goes away, so that its next try finds the answer; unless it `stops_with_caller`,
+        as work must that reads from the caller.
+
+        Raises:
+            InvalidFieldError: the request id is missing, too long, or was used for another request.
+        """
+        if not 0 < len(request_id) <= _REQUEST_ID_CHARACTERS_MAX or not request_id.isprintable():
+            raise InvalidFieldError("request_id", f"must be 1 to {_REQUEST_ID_CHARACTERS_MAX} printable characters")
+        fingerprint = _fingerprint(request)
+        entry = self._entries.get((client_id, request_id))
+        if entry is None:
+            entry = self._begin((client_id, request_id), fingerprint, work)
+        elif entry.fingerprint != fingerprint:
+            raise InvalidFieldError("request_id", "was used before for another request")
+        try:
+            answer: _Answer = await asyncio.shield(entry.task)
+        except asyncio.CancelledError:
+            if stops_with_caller:
+                entry.task.cancel()
+            raise
+        return answer
+
+    def _begin(self, name: tuple[str, str], fingerprint: bytes, work: Callable[[], Awaitable[_Answer]]) -> _Entry:
+        async def run() -> _Answer:
+            return await work()
+
+        task = asyncio.get_running_loop().create_task(run())
+        entry = self._entries[name] = _Entry(fingerprint=fingerprint, task=task)
+        self._running.add(task)
+        task.add_done_callback(lambda done: self._forget_error(name, done))
+        while len(self._entries) > self._answers_max:
+            self._entries.popitem(last=False)
+        return entry
+
+    def _forget_error(self, name: tuple[str, str], done: asyncio.Task[Any]) -> None:
+        self._running.discard(done)
+        entry = self._entries.get(name)
+        if (done.cancelled() or done.exception() is not None) and entry is not None and entry.task is done:
+            del self._entries[name]
+
+
+def _fingerprint(request: Message) -> bytes:
+    name = type(request).__name__.encode()
+    return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16, person=name[:16]).digest()

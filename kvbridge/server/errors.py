@@ -1,0 +1,67 @@
+"""Errors of use as gRPC statuses: one row for each error type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from kvbridge.core import errors
+from kvbridge.node.identity import SessionEndedError
+
+ERROR_DOMAIN = "kvbridge"
+"""Domain of every `google.rpc.ErrorInfo` that a node sends."""
+_MEMORY_RETRY_SECONDS = 1
+
+_Details: TypeAlias = Callable[[errors.BridgeError], list[Message]]
+
+
+def _field_details(error: errors.BridgeError) -> list[Message]:
+    field = getattr(error, "field", "")
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=getattr(error, "problem", str(error)))
+    return [error_details_pb2.BadRequest(field_violations=[violation])]
+
+
+def _retry_details(_: errors.BridgeError) -> list[Message]:
+    return [error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=_MEMORY_RETRY_SECONDS))]
+
+
+def _limit_details(error: errors.BridgeError) -> list[Message]:
+    limit = getattr(error, "limit", "")
+    violation = error_details_pb2.QuotaFailure.Violation(subject=limit, description=str(error))
+    return [error_details_pb2.QuotaFailure(violations=[violation]), *_retry_details(error)]
+
+
+_ROWS: tuple[tuple[type[errors.BridgeError], int, str, _Details], ...] = (
+    (errors.InvalidFieldError, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD", _field_details),
+    (errors.UnknownReferenceError, code_pb2.NOT_FOUND, "UNKNOWN_REFERENCE", _field_details),
+    (errors.NotYoursError, code_pb2.PERMISSION_DENIED, "NOT_YOURS", _field_details),
+    (errors.WrongStateError, code_pb2.FAILED_PRECONDITION, "WRONG_STATE", _field_details),
+    (errors.MemoryExhaustedError, code_pb2.RESOURCE_EXHAUSTED, "MEMORY_EXHAUSTED", _retry_details),
+    (errors.LimitExceededError, code_pb2.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", _limit_details),
+    (errors.UnavailableError, code_pb2.UNAVAILABLE, "DRAINING", _retry_details),
+    (SessionEndedError, code_pb2.UNAUTHENTICATED, "SESSION_ENDED", lambda _: []),
+)
+
+
+def to_status(error: errors.BridgeError) -> grpc.Status:
+    """Return the status, with details, that tells a caller about `error`."""
+    code, reason, details = next(
+        ((code, reason, details) for kind, code, reason, details in _ROWS if isinstance(error, kind)),
+        (code_pb2.INTERNAL, "INTERNAL", lambda _: []),
+    )
+    field = getattr(error, "field", "")
+    about = error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata={"field": field} if field else {})
+    packed = [_pack(message) for message in [about, *details(error)]]
+    return rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=packed))
+
+
+def _pack(message: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

@@ -1,0 +1,205 @@
+"""`HandoffService`: messages in, the bridge's decisions out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+from grpc import aio
+
+from kvbridge.core.descriptor import FORMAT_VERSION, Verification
+from kvbridge.core.errors import InvalidFieldError, LimitExceededError
+from kvbridge.core.gate import AcquireTerms
+from kvbridge.core.ledger import Grant
+from kvbridge.core.tokens import TokenSequence
+from kvbridge.node.bridge import Bridge, Fallback, Leased
+from kvbridge.node.identity import Client
+from kvbridge.server.answers import Answers
+from kvbridge.server.calls import caller
+from kvbridge.server.outcomes import encode_outcome
+from kvbridge.server.streams import receive_upload, send_download
+from kvbridge.v1 import handoff_service_pb2 as pb
+from kvbridge.v1 import types_pb2
+from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceServicer
+from kvbridge.wire import (
+    decode_geometry,
+    decode_model_tag,
+    decode_reference,
+    decode_seal,
+    decode_spec,
+    decode_tokens,
+    decode_verification,
+    encode_descriptor,
+    encode_duration,
+    encode_fallback,
+    encode_reason,
+    encode_reference,
+    encode_tokens,
+)
+from kvbridge.wire.payloads import require
+
+PLAN_PARTS_MAX = 1
+"""Most payloads in one Acquire."""
+TOKENS_PER_CALL_MAX = 10_000
+"""Most references in one Renew or Release."""
+_HANDOFF_ID_BYTES = 12
+
+_Context: TypeAlias = aio.ServicerContext[Any, Any]
+
+
+class HandoffServicer(HandoffServiceServicer):
+    """Publishes, acquires and releases payloads."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        """Serve `bridge`."""
+        self._bridge = bridge
+        self._answers = Answers(bridge.config.answers_remembered_max)
+
+    async def Reserve(self, request: pb.ReserveRequest, context: _Context) -> pb.ReserveResponse:  # noqa: N802
+        """Lend a slot to write a payload into."""
+        client = caller(self._bridge.sessions, context)
+
+        async def work() -> pb.ReserveResponse:
+            require(request.HasField("spec"), "spec")
+            grant = self._bridge.reserve(client, decode_spec(request.spec))
+            return pb.ReserveResponse(
+                reservation_token=grant.token,
+                reference=encode_reference(grant.reference),
+                location=self._location(client, grant),
+                time_to_live=encode_duration(grant.ttl_seconds),
+            )
+
+        return await self._answers.once(client.client_id, request.request_id, request, work)
+
+    async def Commit(self, request: pb.CommitRequest, context: _Context) -> pb.CommitResponse:  # noqa: N802
+        """Seal a reserved payload, check it and make it available."""
+        client = caller(self._bridge.sessions, context)
+
+        async def work() -> pb.CommitResponse:
+            require(request.HasField("seal"), "seal")
+            return encode_outcome(
+                await self._bridge.commit(client, request.reservation_token, decode_seal(request.seal))
+            )
+
+        return await self._answers.once(client.client_id, request.request_id, request, work)
+
+    async def Abort(self, request: pb.AbortRequest, context: _Context) -> pb.AbortResponse:  # noqa: N802
+        """Give a reservation back."""
+        client = caller(self._bridge.sessions, context)
+
+        async def work() -> pb.AbortResponse:
+            self._bridge.abort(client, request.reservation_token)
+            return pb.AbortResponse()
+
+        return await self._answers.once(client.client_id, request.request_id, request, work)
+
+    async def Upload(self, messages: AsyncIterator[bytes], context: _Context) -> bytes:  # noqa: N802
+        """Take a payload by value; both directions are raw bytes, see `kvbridge.wire.chunks`."""
+        client = caller(self._bridge.sessions, context)
+        return await receive_upload(self._bridge, self._answers, client, messages)
+
+    async def Acquire(self, request: pb.AcquireRequest, context: _Context) -> pb.AcquireResponse:  # noqa: N802
+        """Answer with a lease on verified tensors, or with a text-fallback directive and its reason."""
+        client = caller(self._bridge.sessions, context)
+
+        async def work() -> pb.AcquireResponse:
+            terms = _decode_terms(request)
+            verification = decode_verification(request.verification, Verification.NONE)
+            answer = await self._bridge.acquire(client, terms, verification)
+            return pb.AcquireResponse(
+                handoff_id=secrets.token_urlsafe(_HANDOFF_ID_BYTES),
+                parts=[self._encode_part(client, answer, with_ids=terms.tokens is None)],
+            )
+
+        return await self._answers.once(client.client_id, request.request_id, request, work)
+
+    async def Download(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:  # noqa: N802
+        """Stream the canonical bytes of a leased payload; both directions are raw bytes."""
+        client = caller(self._bridge.sessions, context)
+        async for message in send_download(self._bridge, client, request):
+            yield message
+
+    async def Renew(self, request: pb.RenewRequest, context: _Context) -> pb.RenewResponse:  # noqa: N802
+        """Prolong reservations, holds and leases."""
+        client = caller(self._bridge.sessions, context)
+        _check_count(len(request.tokens))
+        ttls = self._bridge.renew(client, request.tokens)
+        return pb.RenewResponse(
+            references=[
+                pb.RenewedReference(token=token, time_to_live=None if ttl is None else encode_duration(ttl))
+                for token, ttl in zip(request.tokens, ttls, strict=True)
+            ]
+        )
+
+    async def Release(self, request: pb.ReleaseRequest, context: _Context) -> pb.ReleaseResponse:  # noqa: N802
+        """Return holds and leases."""
+        client = caller(self._bridge.sessions, context)
+        _check_count(len(request.tokens))
+
+        async def work() -> pb.ReleaseResponse:
+            return pb.ReleaseResponse(expired_tokens=sorted(self._bridge.release(client, request.tokens)))
+
+        return await self._answers.once(client.client_id, request.request_id, request, work)
+
+    def _location(self, client: Client, grant: Grant) -> types_pb2.SlotLocation:
+        return types_pb2.SlotLocation(
+            arena_id=self._bridge.arena(client.tenant).arena_id,
+            offset_bytes=grant.slot.offset_bytes,
+            length_bytes=grant.slot.length_bytes,
+            epoch=self._bridge.epoch,
+            slot_generation=grant.slot_generation,
+        )
+
+    def _encode_part(self, client: Client, answer: Leased | Fallback, *, with_ids: bool) -> pb.Part:
+        if isinstance(answer, Fallback):
+            return pb.Part(text=_encode_fallback_directive(answer))
+        return pb.Part(
+            kv=pb.KvLease(
+                lease_token=answer.grant.token,
+                location=self._location(client, answer.grant),
+                descriptor=encode_descriptor(answer.descriptor, with_ids=with_ids),
+                time_to_live=encode_duration(answer.grant.ttl_seconds),
+            )
+        )
+
+
+def _encode_fallback_directive(answer: Fallback) -> pb.TextFallback:
+    retry = answer.retry_after_seconds
+    return pb.TextFallback(
+        reason=encode_reason(answer.finding.reason),
+        detail=answer.finding.problem or "",
+        fallback=encode_fallback(answer.fallback),
+        tokens=None if answer.tokens is None else encode_tokens(answer.tokens),
+        retry_after=None if retry is None else encode_duration(retry),
+    )
+
+
+def _decode_terms(request: pb.AcquireRequest) -> AcquireTerms:
+    if not 1 <= len(request.payloads) <= PLAN_PARTS_MAX:
+        raise InvalidFieldError("payloads", f"must name exactly {PLAN_PARTS_MAX} payload, got {len(request.payloads)}")
+    require(request.HasField("model"), "model")
+    return AcquireTerms(
+        reference=decode_reference(request.payloads[0]),
+        model=decode_model_tag(request.model),
+        geometry=decode_geometry(request.geometry) if request.HasField("geometry") else None,
+        tokens=_decode_expected_tokens(request.tokens),
+        first_position=request.first_position,
+        valid_length_min=request.valid_length_min or 1,
+        format_version_max=request.format_version_max or FORMAT_VERSION,
+    )
+
+
+def _decode_expected_tokens(message: pb.ExpectedTokens) -> TokenSequence | None:
+    expectation = message.WhichOneof("expectation")
+    if expectation == "prefix_of":
+        return decode_tokens(message.prefix_of, "tokens.prefix_of")
+    require(expectation == "any" and message.any, "tokens")
+    return None
+
+
+def _check_count(count: int) -> None:
+    if not count:
+        raise InvalidFieldError("tokens", "must name at least one reference")
+    if count > TOKENS_PER_CALL_MAX:
+        raise LimitExceededError("tokens_per_call_max", TOKENS_PER_CALL_MAX)

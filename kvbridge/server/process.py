@@ -1,0 +1,181 @@
+"""The life of a bridge process: open the sockets, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kvbridge.config import BridgeConfig
+from kvbridge.core.errors import BridgeError
+from kvbridge.memory.descriptor_port import DescriptorSocketLimits
+from kvbridge.memory.descriptor_socket import DescriptorServer
+from kvbridge.node.attachments import AttachmentPort
+from kvbridge.node.bridge import Bridge
+from kvbridge.server.handoff import HandoffServicer
+from kvbridge.server.inspect import InspectServicer
+from kvbridge.server.interceptor import ErrorInterceptor
+from kvbridge.v1 import handoff_service_pb2, inspect_service_pb2
+from kvbridge.v1.handoff_service_pb2_grpc import add_HandoffServiceServicer_to_server
+from kvbridge.v1.inspect_service_pb2_grpc import add_InspectServiceServicer_to_server
+
+_log = logging.getLogger(__name__)
+
+_SERVICES = (
+    handoff_service_pb2.DESCRIPTOR.services_by_name["HandoffService"].full_name,
+    inspect_service_pb2.DESCRIPTOR.services_by_name["InspectService"].full_name,
+)
+_STOP_GRACE_SECONDS = 1.0
+_PRIVATE_DIRECTORY_MODE = 0o700
+_PRIVATE_UMASK = 0o177
+
+
+class BindError(BridgeError):
+    """An address cannot be listened on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoints:
+    """Where a running bridge can be reached."""
+
+    socket: str
+    """Path of the gRPC unix socket."""
+    descriptor_socket: str
+    """Path of the descriptor socket."""
+    tcp_port: int | None
+    """Port on the configured TCP host; None if there is none."""
+
+
+@asynccontextmanager
+async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints]]:
+    """Run a bridge in this event loop for as long as the context lasts; on the way out it drains and stops.
+
+    Raises:
+        BindError: an address is taken or not allowed.
+        ArenaUnavailableError: the host cannot give the configured memory.
+        SocketPathError: the descriptor socket cannot be made.
+    """
+    Path(config.socket).parent.mkdir(mode=_PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
+    bridge = Bridge(config)
+    descriptors = DescriptorServer(
+        config.descriptor_socket,
+        AttachmentPort(bridge),
+        DescriptorSocketLimits(sessions_max=config.sessions_max, sessions_per_uid_max=config.sessions_per_uid_max),
+    )
+    try:
+        # The descriptor socket comes first: it finds out whether another node lives here before anything is replaced.
+        await descriptors.start()
+        server, healthy, tcp_port = _build_server(bridge)
+        await server.start()
+        bridge.start()
+        try:
+            await _set_health(healthy, health_pb2.HealthCheckResponse.SERVING)
+            yield bridge, Endpoints(socket=config.socket, descriptor_socket=config.descriptor_socket, tcp_port=tcp_port)
+        finally:
+            await healthy.enter_graceful_shutdown()
+            if not await bridge.drain(config.drain_seconds):
+                _log.warning("leases were still live at the end of the drain")
+            await server.stop(_STOP_GRACE_SECONDS)
+            with suppress(FileNotFoundError):
+                os.unlink(config.socket)
+    finally:
+        await descriptors.close()
+        await bridge.close()
+
+
+async def serve(config: BridgeConfig) -> None:
+    """Run a bridge until SIGTERM or SIGINT; errors as for `running`."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(config) as (bridge, endpoints):
+        _log.info(
+            "serving",
+            extra={
+                "node": config.node_id,
+                "socket": endpoints.socket,
+                "tcp_port": endpoints.tcp_port,
+                "arena_bytes": config.arena_bytes,
+                "epoch": bridge.epoch,
+            },
+        )
+        await stop.wait()
+        _log.info("draining", extra={"seconds_max": config.drain_seconds})
+
+
+def _build_server(bridge: Bridge) -> tuple[aio.Server, health.aio.HealthServicer, int | None]:
+    config = bridge.config
+    server = aio.server(
+        interceptors=[ErrorInterceptor()],
+        maximum_concurrent_rpcs=config.concurrent_calls_max,
+        options=[
+            ("grpc.max_receive_message_length", config.message_bytes_max),
+            ("grpc.max_send_message_length", config.message_bytes_max),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    handoff = HandoffServicer(bridge)
+    # Handlers are asked in order, so these two shadow the generated ones of the same name.
+    server.add_generic_rpc_handlers((_raw_handlers(handoff),))
+    add_HandoffServiceServicer_to_server(handoff, server)
+    add_InspectServiceServicer_to_server(InspectServicer(bridge), server)
+    healthy = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    if config.reflection:
+        reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return server, healthy, _bind(server, config)
+
+
+def _raw_handlers(handoff: HandoffServicer) -> grpc.GenericRpcHandler[bytes, bytes]:
+    """Return the bulk methods without (de)serializers: they take and give serialized messages."""
+    return grpc.method_handlers_generic_handler(
+        _SERVICES[0],
+        {
+            "Upload": grpc.stream_unary_rpc_method_handler(handoff.Upload),
+            "Download": grpc.unary_stream_rpc_method_handler(handoff.Download),
+        },
+    )
+
+
+def _bind(server: aio.Server, config: BridgeConfig) -> int | None:
+    with suppress(FileNotFoundError):
+        os.unlink(config.socket)
+    with _umask(_PRIVATE_UMASK):
+        _add_port(server, f"unix:{config.socket}")
+    return _add_port(server, config.listen) if config.listen else None
+
+
+def _add_port(server: aio.Server, address: str) -> int:
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise BindError(f"cannot listen on {address}: {error}") from error
+    if not port:
+        raise BindError(f"cannot listen on {address}")
+    return port
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    """Create files under `mask`; a socket's mode must be right from its first moment."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+async def _set_health(servicer: health.aio.HealthServicer, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+    for service in ("", *_SERVICES):
+        await servicer.set(service, status)

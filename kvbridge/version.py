@@ -1,0 +1,3 @@
+"""The release of kvbridge."""
+
+VERSION = "0.1.0"
