@@ -156,7 +156,7 @@ def test_a_refusal_says_what_is_free() -> None:
 
 def test_a_hundred_thousand_random_operations_leave_one_extent() -> None:
     """A long random run at full fragmentation coalesces completely in the end."""
-    random_source = random.Random(7)  # noqa: S311 - reproducible, not secret
+    random_source = random.Random(7)
     allocator = Allocator(4096 * LARGE_BYTES)
     live: list[Extent] = []
     for _ in range(100_000):
