@@ -1,0 +1,1 @@
+"""Memory that processes share: arenas, slot headers, the descriptor socket, and what a client maps."""
