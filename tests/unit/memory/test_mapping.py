@@ -220,7 +220,7 @@ def test_a_window_shows_strips_at_a_uniform_stride(readonly: int) -> None:
     window = window_of(readonly, 9, 3, 200, length_bytes=PAGE + 100, headroom_bytes=1)
     (group,) = window.groups
     assert (group.offset_bytes, group.strip_stride_bytes, group.strip_count) == (0, 3 * PAGE, 3)
-    strips = np.frombuffer(window.buffer, dtype=np.uint8).reshape(3, group.strip_stride_bytes)
+    strips = np.frombuffer(memoryview(window.buffer), dtype=np.uint8).reshape(3, group.strip_stride_bytes)
     assert [set(strip[:PAGE]) for strip in strips] == [{9}, {3}, {200}]
     assert [set(strip[PAGE : PAGE + 100]) for strip in strips] == [{10}, {4}, {201}]
     assert not strips[:, 2 * PAGE :].any()
@@ -250,7 +250,7 @@ def test_writing_into_a_window_leaves_the_shared_bytes(arena: HostArena, readonl
     before = bytes(arena.view(0, SIZE_BYTES))
     window = window_of(readonly, 2, 4, length_bytes=PAGE, headroom_bytes=2 * PAGE)
     other = window_of(readonly, 2, 4, length_bytes=PAGE, headroom_bytes=2 * PAGE)
-    strips = np.frombuffer(window.buffer, dtype=np.uint8).reshape(2, 3 * PAGE)
+    strips = np.frombuffer(memoryview(window.buffer), dtype=np.uint8).reshape(2, 3 * PAGE)
     strips[:, PAGE - 10 : PAGE + 5000] = 99
     assert [set(strip[: PAGE - 10]) for strip in strips] == [{2}, {4}]
     assert set(strips[:, PAGE - 10 : PAGE + 5000].flat) == {99}
