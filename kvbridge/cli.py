@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from kvbridge import inspection
 from kvbridge.config import BridgeConfig, ConfigurationError, load_config
 from kvbridge.core.errors import BridgeError
 from kvbridge.version import VERSION
@@ -35,17 +36,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kvbridge", description="Hands KV-caches from one inference server to another.")
+    parser = argparse.ArgumentParser(
+        prog="kvbridge", description="Hands KV-caches from one inference server to another."
+    )
     parser.add_argument("--version", action="version", version=f"kvbridge {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
-    _add_inspect(commands)
+    inspection.add_commands(commands)
     return parser
 
 
-def _add_serve(commands: Any) -> None:  # noqa: ANN401 - argparse keeps this type private
-    serve = commands.add_parser("serve", help="run a bridge until SIGTERM", description="Run a bridge until SIGTERM or SIGINT.")
-    serve.add_argument("--config", metavar="FILE", help="TOML file with settings; KVBRIDGE_* variables and flags win over it")
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve", help="run a bridge until SIGTERM", description="Run a bridge until SIGTERM or SIGINT."
+    )
+    serve.add_argument(
+        "--config", metavar="FILE", help="TOML file with settings; KVBRIDGE_* variables and flags win over it"
+    )
     serve.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     for setting in fields(BridgeConfig):
         flag = "--" + setting.name.replace("_", "-")
@@ -61,8 +68,8 @@ def _serve(options: argparse.Namespace) -> int:
     # Imported here because a bridge loads torch, and the other commands need not wait for it.
     import torch
 
-    from kvbridge.server.logs import configure_logs
-    from kvbridge.server.process import serve
+    from kvbridge.server.logs import configure_logs  # noqa: PLC0415
+    from kvbridge.server.process import serve  # noqa: PLC0415
 
     given = {setting.name: getattr(options, setting.name) for setting in fields(BridgeConfig)}
     config = load_config(options.config, overrides={name: value for name, value in given.items() if value is not None})
@@ -71,9 +78,3 @@ def _serve(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     asyncio.run(serve(config))
     return EXIT_OK
-
-
-def _add_inspect(commands: Any) -> None:  # noqa: ANN401 - argparse keeps this type private
-    from kvbridge import inspection
-
-    inspection.add_commands(commands)

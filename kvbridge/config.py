@@ -55,7 +55,7 @@ class BridgeConfig:
     listen: str = "127.0.0.1:7411"
     """TCP address for clients by value; empty for none. Port 0 lets the system choose."""
     insecure: bool = False
-    """Allow `listen` beyond the loopback without transport security."""
+    """Allow `listen` beyond the loopback without encryption."""
     arena_bytes: int = 2 * _GIB
     """Host memory for payloads, for each tenant; a multiple of the page."""
     pretouch: bool = True
@@ -109,11 +109,13 @@ class BridgeConfig:
             self._check(setting.name)
         host = self.listen.rpartition(":")[0].strip("[]")
         if self.listen and not self.insecure and host not in _LOOPBACK_HOSTS:
-            raise ConfigurationError(f"listen: {self.listen!r} is not a loopback address; set insecure to allow it without transport security")
+            raise ConfigurationError(
+                f"listen: {self.listen!r} is not a loopback address; set insecure to allow it without encryption"
+            )
 
     def _check(self, name: str) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or isinstance(value, str):
+        if isinstance(value, bool | str):
             return
         if name.endswith("_seconds"):
             if not 0 <= value <= DURATION_SECONDS_MAX:
@@ -129,7 +131,11 @@ class BridgeConfig:
     def limits(self) -> dict[str, float]:
         """Return every numeric setting by name, as shown to those who inspect the node."""
         values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
-        return {name: float(value) for name, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+        return {
+            name: float(value)
+            for name, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
 
 
 def load_config(

@@ -31,7 +31,7 @@ def model_tag(**changes: str) -> ModelTag:
     return ModelTag(**{**fields, **changes})
 
 
-def layer_group(**changes: Any) -> LayerGroup:  # noqa: ANN401 - any field of the group
+def layer_group(**changes: Any) -> LayerGroup:
     """Return a group of two small layers with some fields changed."""
     fields: dict[str, Any] = {
         "layers": (0, 1),
@@ -44,7 +44,7 @@ def layer_group(**changes: Any) -> LayerGroup:  # noqa: ANN401 - any field of th
     return LayerGroup(**{**fields, **changes})
 
 
-def geometry(**changes: Any) -> CacheGeometry:  # noqa: ANN401 - any field of the group
+def geometry(**changes: Any) -> CacheGeometry:
     """Return a geometry of one group with some of the group's fields changed."""
     return CacheGeometry(groups=(layer_group(**changes),))
 
@@ -54,7 +54,7 @@ def tokens(count: int = 10, *, first: int = 0) -> TokenSequence:
     return TokenSequence.from_packed(struct.pack(f"<{count}I", *range(first, first + count)))
 
 
-def spec(**changes: Any) -> PayloadSpec:  # noqa: ANN401 - any field of the spec
+def spec(**changes: Any) -> PayloadSpec:
     """Return a spec for ten tokens with some fields changed."""
     fields: dict[str, Any] = {
         "key": "conversation/1",
@@ -77,7 +77,9 @@ model_tags = st.builds(
     weight_dtype=names,
     tokenizer_digest=names,
 )
-scalings = st.dictionaries(names, st.lists(numbers, max_size=3).map(tuple), max_size=3).map(lambda named: tuple(sorted(named.items())))
+scalings = st.dictionaries(names, st.lists(numbers, max_size=3).map(tuple), max_size=3).map(
+    lambda named: tuple(sorted(named.items()))
+)
 ropes = st.builds(
     RopeParameters,
     rope_type=names,

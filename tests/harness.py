@@ -55,7 +55,7 @@ class BridgeProcess:
         command = [sys.executable, "-m", "kvbridge", "serve", "--socket", self.socket, "--listen", "127.0.0.1:0"]
         command += ["--arena-bytes", str(ARENA_BYTES), "--drain-seconds", "0.2", *self._flags]
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, stderr=log)  # noqa: S603 - our own command
+            self.process = subprocess.Popen(command, stderr=log)
         serving = wait_for(self._serving_line, START_SECONDS_MAX)
         self.tcp_port = serving["tcp_port"] or 0
 
@@ -84,7 +84,7 @@ class BridgeProcess:
 
     def open_descriptors(self) -> int:
         """Return how many file descriptors it has open."""
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def _serving_line(self) -> dict[str, Any] | None:
         if self.process.poll() is not None:
@@ -105,7 +105,7 @@ def running_bridge(*flags: str) -> Iterator[BridgeProcess]:
                 bridge.stop()
 
 
-def wait_for(condition: Callable[[], Any], timeout_seconds: float = 10.0) -> Any:  # noqa: ANN401 - whatever it returns
+def wait_for(condition: Callable[[], Any], timeout_seconds: float = 10.0) -> Any:
     """Return the condition's first true value, or fail once the time is over."""
     ends_at = time.monotonic() + timeout_seconds
     while True:

@@ -1,4 +1,4 @@
-"""What is declared about a payload: by its producer before the bytes (`PayloadSpec`), and sealed with them (`PayloadDescriptor`)."""
+"""What is declared about a payload: `PayloadSpec` before the bytes, `PayloadDescriptor` once they are sealed."""
 
 from __future__ import annotations
 
@@ -114,9 +114,13 @@ class PayloadSpec:
         _check_integer("capacity_tokens", self.capacity_tokens, 1, TOKENS_MAX)
         _check_integer("first_position", self.first_position, 0, TOKENS_MAX)
         if self.tokens is not None and self.tokens.count > self.capacity_tokens:
-            raise InvalidFieldError("tokens", f"{self.tokens.count} tokens do not fit a capacity of {self.capacity_tokens}")
+            raise InvalidFieldError(
+                "tokens", f"{self.tokens.count} tokens do not fit a capacity of {self.capacity_tokens}"
+            )
         if len(self.derived_from) > DERIVED_FROM_MAX:
-            raise InvalidFieldError("derived_from", f"names {len(self.derived_from)} payloads; at most {DERIVED_FROM_MAX} are allowed")
+            raise InvalidFieldError(
+                "derived_from", f"names {len(self.derived_from)} payloads; at most {DERIVED_FROM_MAX} are allowed"
+            )
         _check_duration("linger_seconds", self.linger_seconds)
         _check_duration("ttl_seconds", self.ttl_seconds)
 
@@ -169,7 +173,9 @@ def seal(
     length = declared.count if valid_length is None else valid_length
     _check_integer("valid_length", length, 1, spec.capacity_tokens)
     if layer_digests and len(layer_digests) != len(spec.geometry.layers):
-        raise InvalidFieldError("layer_digests", f"holds {len(layer_digests)} digests for {len(spec.geometry.layers)} layers")
+        raise InvalidFieldError(
+            "layer_digests", f"holds {len(layer_digests)} digests for {len(spec.geometry.layers)} layers"
+        )
     if any(len(digest) != LAYER_DIGEST_BYTES for digest in layer_digests):
         raise InvalidFieldError("layer_digests", f"each must be {LAYER_DIGEST_BYTES} bytes of XXH3-128")
     return PayloadDescriptor(
@@ -192,8 +198,8 @@ def check_key(key: str) -> None:
     Raises:
         InvalidFieldError: naming `key`.
     """
-    if not isinstance(key, str) or not key:
-        raise InvalidFieldError("key", "must be a non-empty string")
+    if not key:
+        raise InvalidFieldError("key", "must not be empty")
     if not key.isprintable():
         raise InvalidFieldError("key", "holds characters that do not print")
     if len(key.encode("utf-8")) > KEY_BYTES_MAX:

@@ -100,7 +100,9 @@ class RopeParameters:
             InvalidFieldError: a parameter is outside its range, or the names are not sorted and unique.
         """
         _require(bool(self.rope_type), "rope.rope_type", "must not be empty")
-        _require(math.isfinite(self.theta) and self.theta > 0, "rope.theta", f"must be finite and positive, got {self.theta}")
+        _require(
+            math.isfinite(self.theta) and self.theta > 0, "rope.theta", f"must be finite and positive, got {self.theta}"
+        )
         _require(0 < self.partial_factor <= 1, "rope.partial_factor", f"must lie in (0, 1], got {self.partial_factor}")
         names = [name for name, _ in self.scaling]
         _require(names == sorted(set(names)), "rope.scaling", "names must be unique and sorted")
@@ -124,7 +126,11 @@ class PositionEncoding:
         Raises:
             InvalidFieldError: `rope` and `kind` disagree.
         """
-        _require((self.rope is not None) == (self.kind is PositionKind.ROPE), "position_encoding.rope", "must be present exactly for kind ROPE")
+        _require(
+            (self.rope is not None) == (self.kind is PositionKind.ROPE),
+            "position_encoding.rope",
+            "must be present exactly for kind ROPE",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +165,14 @@ class LayerGroup:
             InvalidFieldError: a field is out of range or disagrees with the layer kind.
         """
         _require(0 < len(self.layers) <= LAYERS_MAX, "geometry.groups.layers", f"must name 1 to {LAYERS_MAX} layers")
-        _require(all(_in_range(layer, 0, LAYERS_MAX - 1) for layer in self.layers), "geometry.groups.layers", f"indices must lie in [0, {LAYERS_MAX})")
-        _require(list(self.layers) == sorted(set(self.layers)), "geometry.groups.layers", "indices must increase strictly")
+        _require(
+            all(_in_range(layer, 0, LAYERS_MAX - 1) for layer in self.layers),
+            "geometry.groups.layers",
+            f"indices must lie in [0, {LAYERS_MAX})",
+        )
+        _require(
+            list(self.layers) == sorted(set(self.layers)), "geometry.groups.layers", "indices must increase strictly"
+        )
         _require_range("geometry.groups.kv_heads", self.kv_heads, 1, HEADS_MAX)
         _require_range("geometry.groups.head_dim_k", self.head_dim_k, 1, HEAD_DIM_MAX)
         _require_range("geometry.groups.head_dim_v", self.head_dim_v, 1, HEAD_DIM_MAX)
@@ -169,7 +181,11 @@ class LayerGroup:
     def _check_window(self) -> None:
         if self.kind is LayerKind.ATTENTION:
             _require(self.window_tokens is None, "geometry.groups.window_tokens", "is only allowed for SLIDING layers")
-            _require(self.stored_tokens_max is None, "geometry.groups.stored_tokens_max", "is only allowed for SLIDING layers")
+            _require(
+                self.stored_tokens_max is None,
+                "geometry.groups.stored_tokens_max",
+                "is only allowed for SLIDING layers",
+            )
             return
         _require_range("geometry.groups.window_tokens", self.window_tokens, 1, TOKENS_MAX)
         _require_range("geometry.groups.stored_tokens_max", self.stored_tokens_max, 1, self.window_tokens or 0)
@@ -202,7 +218,11 @@ class CacheGeometry:
         _require_range("geometry.tensor_parallel_size", self.tensor_parallel_size, 1, SHARDS_MAX)
         _require_range("geometry.tensor_parallel_rank", self.tensor_parallel_rank, 0, self.tensor_parallel_size - 1)
         by_layer = {layer: group for group in self.groups for layer in group.layers}
-        _require(len(by_layer) == sum(len(group.layers) for group in self.groups), "geometry.groups.layers", "a layer is in two groups")
+        _require(
+            len(by_layer) == sum(len(group.layers) for group in self.groups),
+            "geometry.groups.layers",
+            "a layer is in two groups",
+        )
         object.__setattr__(self, "_group_of_layer", dict(sorted(by_layer.items())))
 
     @property

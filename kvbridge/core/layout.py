@@ -118,7 +118,8 @@ class SlotLayout:
     def canonical_bytes(self, valid_length: int) -> int:
         """Return how many bytes `canonical` yields in all."""
         return sum(
-            region.group.stored_tokens(valid_length) * region.token_bytes * region.strip_count for region in self.regions
+            region.group.stored_tokens(valid_length) * region.token_bytes * region.strip_count
+            for region in self.regions
         )
 
 
@@ -130,7 +131,9 @@ def slot_layout(geometry: CacheGeometry, capacity_tokens: int) -> SlotLayout:
     offset = HEADER_BYTES
     for layer in geometry.layers:
         for role in Role:
-            region = _region(geometry.group_of(layer), layer=layer, role=role, offset=offset, capacity_tokens=capacity_tokens)
+            region = _region(
+                geometry.group_of(layer), layer=layer, role=role, offset=offset, capacity_tokens=capacity_tokens
+            )
             regions.append(region)
             offset += region.length_bytes
     return SlotLayout(regions=tuple(regions), slot_bytes=offset)

@@ -12,7 +12,7 @@ class Reason(StrEnum):
     PAYLOAD_UNKNOWN = "PAYLOAD_UNKNOWN"
     """Nothing was ever published under this key, or it is another tenant's, or it was forgotten."""
     PAYLOAD_EXPIRED = "PAYLOAD_EXPIRED"
-    """The payload reached its time to live or lingered unreferenced for too long; its producer may have died before commit."""
+    """The payload reached its time to live, lingered unreferenced for too long, or was never committed."""
     PAYLOAD_NOT_READY = "PAYLOAD_NOT_READY"
     """The producer has reserved but not yet committed, or the node is still verifying."""
     PAYLOAD_CORRUPT = "PAYLOAD_CORRUPT"

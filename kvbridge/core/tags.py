@@ -38,7 +38,9 @@ class ModelTag:
     def differences(self, other: ModelTag) -> tuple[TagDifference, ...]:
         """Return the fields in which `other` differs, in declaration order."""
         pairs = ((field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
-        return tuple(TagDifference(field=name, expected=mine, found=theirs) for name, mine, theirs in pairs if mine != theirs)
+        return tuple(
+            TagDifference(field=name, expected=mine, found=theirs) for name, mine, theirs in pairs if mine != theirs
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ def _check_tag_field(name: str, value: object, *, may_be_empty: bool) -> None:
     if not value and not may_be_empty:
         raise InvalidFieldError(f"model.{name}", "must not be empty")
     if len(value) > TAG_FIELD_CHARACTERS_MAX:
-        raise InvalidFieldError(f"model.{name}", f"is {len(value)} characters long; at most {TAG_FIELD_CHARACTERS_MAX} are allowed")
+        raise InvalidFieldError(
+            f"model.{name}", f"is {len(value)} characters long; at most {TAG_FIELD_CHARACTERS_MAX} are allowed"
+        )
     if not value.isprintable():
         raise InvalidFieldError(f"model.{name}", "holds characters that do not print")

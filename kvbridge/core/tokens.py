@@ -34,9 +34,14 @@ class TokenSequence:
         if not 1 <= self.count <= TOKENS_MAX:
             raise InvalidFieldError("tokens.count", f"must lie in [1, {TOKENS_MAX}], got {self.count}")
         if len(self.digest) != TOKEN_DIGEST_BYTES:
-            raise InvalidFieldError("tokens.digest", f"must be {TOKEN_DIGEST_BYTES} bytes of SHA-256, got {len(self.digest)}")
+            raise InvalidFieldError(
+                "tokens.digest", f"must be {TOKEN_DIGEST_BYTES} bytes of SHA-256, got {len(self.digest)}"
+            )
         if self.packed_ids is not None and len(self.packed_ids) != self.count * TOKEN_ID_BYTES:
-            raise InvalidFieldError("tokens.packed_ids", f"must hold {self.count} ids of {TOKEN_ID_BYTES} bytes, got {len(self.packed_ids)} bytes")
+            raise InvalidFieldError(
+                "tokens.packed_ids",
+                f"must hold {self.count} ids of {TOKEN_ID_BYTES} bytes, got {len(self.packed_ids)} bytes",
+            )
 
     @classmethod
     def from_packed(cls, packed_ids: bytes) -> TokenSequence:
@@ -47,7 +52,9 @@ class TokenSequence:
         """
         count, rest = divmod(len(packed_ids), TOKEN_ID_BYTES)
         if rest:
-            raise InvalidFieldError("tokens.packed_ids", f"length {len(packed_ids)} is not a multiple of {TOKEN_ID_BYTES}")
+            raise InvalidFieldError(
+                "tokens.packed_ids", f"length {len(packed_ids)} is not a multiple of {TOKEN_ID_BYTES}"
+            )
         return cls(count=count, digest=hashlib.sha256(packed_ids).digest(), packed_ids=packed_ids)
 
     def prefix(self, count: int) -> TokenSequence:
@@ -61,7 +68,9 @@ class TokenSequence:
         if count > self.count:
             raise InvalidFieldError("valid_length", f"is {count}, but only {self.count} tokens were given")
         if self.packed_ids is None:
-            raise InvalidFieldError("valid_length", f"is {count}, but a digest over {self.count} tokens cannot be shortened")
+            raise InvalidFieldError(
+                "valid_length", f"is {count}, but a digest over {self.count} tokens cannot be shortened"
+            )
         return TokenSequence.from_packed(self.packed_ids[: count * TOKEN_ID_BYTES])
 
     def starts_with(self, other: TokenSequence) -> bool:

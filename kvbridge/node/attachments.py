@@ -23,7 +23,9 @@ class AttachmentPort:
         Raises:
             DescriptorRefusedError: the node is draining, or has too many sessions.
         """
-        del peer  # Every local process that may open the socket belongs to the one tenant until identities are configured.
+        del (
+            peer
+        )  # Every local process that may open the socket belongs to the one tenant until identities are configured.
         if self._bridge.draining:
             raise DescriptorRefusedError(RefusalCode.DRAINING, "the node is shutting down")
         try:

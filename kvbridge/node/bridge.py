@@ -1,7 +1,7 @@
 """One bridge: what a node does for producers and consumers, without any protocol.
 
-The core decides, this shell carries out. All decisions happen on the event loop's thread between two awaits; only checks
-of bytes run elsewhere.
+The core decides, this shell carries out. All decisions happen on the event loop's thread between two awaits; only
+checks of bytes run elsewhere.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ class Bridge:
             raise UnavailableError("the node is shutting down and takes no new payloads")
         slot_bytes = slot_layout(spec.geometry, spec.capacity_tokens).slot_bytes
         with self._tenancy(client).ledger() as ledger:
-            return ledger.reserve(now=self._clock(), client_id=client.client_id, attached=True, spec=spec, slot_bytes=slot_bytes)
+            return ledger.reserve(
+                now=self._clock(), client_id=client.client_id, attached=True, spec=spec, slot_bytes=slot_bytes
+            )
 
     async def commit(self, client: Client, token: str, seal: Seal) -> Committed | Rejected:
         """Seal what was written, check it, and make it available.
@@ -255,7 +257,7 @@ class Bridge:
     def payload(self, client: Client, key: str, generation: int) -> Payload | None:
         """Return one payload that occupies memory; generation 0 means the newest."""
         with self._tenancy(client).ledger() as ledger:
-            return ledger.occupant(now=self._clock(), key=key, generation=generation)
+            return ledger.occupant(key=key, generation=generation)
 
     def age_seconds(self, since: float) -> float:
         """Return how long ago the clock showed `since`."""
@@ -274,7 +276,10 @@ class Bridge:
     def _new_tenancy(self, tenant: str) -> Tenancy:
         config = self.config
         arena = HostArena(
-            f"host-{tenant}", config.arena_bytes, pretouch=config.pretouch, huge_pages="auto" if config.huge_pages else "never"
+            f"host-{tenant}",
+            config.arena_bytes,
+            pretouch=config.pretouch,
+            huge_pages="auto" if config.huge_pages else "never",
         )
         limits = LedgerLimits(
             payloads_max=config.payloads_max,
@@ -329,7 +334,9 @@ class Bridge:
                 tenancy.slot(leased.grant.slot), leased.descriptor, level=level, zero_padding=False
             )
         else:
-            finding = ByteFinding(failure=(Reason.PAYLOAD_CORRUPT, "no digest was sealed, so the bytes cannot be checked again"))
+            finding = ByteFinding(
+                failure=(Reason.PAYLOAD_CORRUPT, "no digest was sealed, so the bytes cannot be checked again")
+            )
         now, token = self._clock(), leased.grant.token
         with tenancy.ledger() as ledger:
             [ttl_seconds] = ledger.renew(now=now, client_id=client.client_id, tokens=[token])
@@ -337,7 +344,10 @@ class Bridge:
                 return leased
             if ttl_seconds is not None:
                 ledger.release(now=now, client_id=client.client_id, tokens=[token])
-            reason, detail = finding.failure or (Reason.PAYLOAD_EXPIRED, "the lease expired while the bytes were checked")
+            reason, detail = finding.failure or (
+                Reason.PAYLOAD_EXPIRED,
+                "the lease expired while the bytes were checked",
+            )
             found = ledger.find(now=now, key=terms.reference.key, generation=leased.grant.reference.generation)
             if finding.layer_digests and finding.failure is not None:
                 ledger.fail(now=now, payload_id=leased.grant.payload_id, reason=reason, detail=detail)

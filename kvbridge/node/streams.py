@@ -25,7 +25,9 @@ class SlotWriter:
             InvalidFieldError: the stream is longer than the header declared; nothing of the chunk is written.
         """
         if chunk.nbytes > self.remaining_bytes:
-            raise InvalidFieldError("chunk", f"goes {chunk.nbytes - self.remaining_bytes} bytes beyond the declared payload")
+            raise InvalidFieldError(
+                "chunk", f"goes {chunk.nbytes - self.remaining_bytes} bytes beyond the declared payload"
+            )
         self.remaining_bytes -= chunk.nbytes
         while chunk.nbytes:
             if not self._here.nbytes:

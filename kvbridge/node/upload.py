@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import TracebackType
+from typing import Self
 
 from kvbridge.core.descriptor import PayloadSpec
 from kvbridge.core.errors import InvalidFieldError, UnknownReferenceError, WrongStateError
@@ -26,7 +27,9 @@ class Upload:
             BridgeError: as for `Bridge.reserve_for_stream`.
         """
         if not 1 <= valid_length <= spec.capacity_tokens:
-            raise InvalidFieldError("header.valid_length", f"must lie in [1, {spec.capacity_tokens}], got {valid_length}")
+            raise InvalidFieldError(
+                "header.valid_length", f"must lie in [1, {spec.capacity_tokens}], got {valid_length}"
+            )
         self._bridge = bridge
         self._client = client
         self._valid_length = valid_length
@@ -35,11 +38,13 @@ class Upload:
         layout = slot_layout(spec.geometry, spec.capacity_tokens)
         self._writer = SlotWriter(bridge.slot_of(client, self._grant), layout, valid_length)
 
-    def __enter__(self) -> Upload:
+    def __enter__(self) -> Self:
         """Begin."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Give the reservation back if it was not committed."""
         if not self._open:
             return
@@ -70,9 +75,13 @@ class Upload:
             InvalidFieldError: fewer bytes came than were declared, or the seal names another valid length.
         """
         if self._writer.remaining_bytes:
-            raise InvalidFieldError("finish", f"comes {self._writer.remaining_bytes} bytes before the end of the payload")
+            raise InvalidFieldError(
+                "finish", f"comes {self._writer.remaining_bytes} bytes before the end of the payload"
+            )
         if seal.valid_length not in {None, self._valid_length}:
-            raise InvalidFieldError("finish.valid_length", f"is {seal.valid_length}, but {self._valid_length} tokens were sent")
+            raise InvalidFieldError(
+                "finish.valid_length", f"is {seal.valid_length}, but {self._valid_length} tokens were sent"
+            )
         outcome = await self._bridge.commit(
             self._client, self._grant.token, replace(seal, valid_length=self._valid_length)
         )

@@ -1,8 +1,8 @@
 """Checking bytes: digests, finite values, and zeroes where nothing may be.
 
-The work runs on worker threads, off the event loop and in parallel over layers; xxhash and torch release the interpreter
-lock while they read. A strip is digested and then scanned while it is still in the processor's cache, so that the full
-check costs little more than one pass over memory.
+The work runs on worker threads, off the event loop and in parallel over layers; xxhash and torch release the
+interpreter lock while they read. A strip is digested and then scanned while it is still in the processor's cache, so
+that the full check costs little more than one pass over memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Verifier:
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="kvbridge-verify")
 
-    async def check(self, slot: memoryview, descriptor: PayloadDescriptor, *, level: Verification, zero_padding: bool) -> ByteFinding:
+    async def check(
+        self, slot: memoryview, descriptor: PayloadDescriptor, *, level: Verification, zero_padding: bool
+    ) -> ByteFinding:
         """Check the payload in `slot` (header included) against its descriptor.
 
         Declared digests are compared where there are any. With `zero_padding` everything past the valid length is
@@ -52,10 +54,14 @@ class Verifier:
         """
         layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
         layers = [tuple(regions) for _, regions in groupby(layout.regions, key=lambda region: region.layer)]
-        job = _Job(slot=np.frombuffer(slot, dtype=np.uint8), descriptor=descriptor, level=level, zero_padding=zero_padding)
+        job = _Job(
+            slot=np.frombuffer(slot, dtype=np.uint8), descriptor=descriptor, level=level, zero_padding=zero_padding
+        )
         shares = [layers[first :: self._threads] for first in range(min(self._threads, len(layers)))]
         loop = asyncio.get_running_loop()
-        done = await asyncio.gather(*(loop.run_in_executor(self._executor, job.check_layers, share) for share in shares))
+        done = await asyncio.gather(
+            *(loop.run_in_executor(self._executor, job.check_layers, share) for share in shares)
+        )
         found = {finding.layer: finding for findings in done for finding in findings}
         return _combine([found[layer] for layer in descriptor.geometry.layers], descriptor)
 
@@ -90,7 +96,7 @@ class _Job:
             for stored in region.stored(self.descriptor.valid_length):
                 strip = self.slot[stored.offset_bytes : stored.offset_bytes + stored.length_bytes]
                 if digest is not None:
-                    digest.update(strip)
+                    digest.update(strip.data)
                 if self.level is Verification.FULL:
                     finite = finite and all_finite(strip, region.group.dtype.value)
         return _LayerFinding(
@@ -105,8 +111,8 @@ class _Job:
 def all_finite(values: NDArray[np.uint8], dtype: str) -> bool:
     """Tell whether every value in these bytes, read as torch's `dtype`, is neither NaN nor infinite."""
     tensor = torch.from_numpy(values).view(getattr(torch, dtype))
-    # A NaN or an infinity stays in the sum whatever is added to it, so a finite sum proves every value finite at the speed
-    # of memory. A sum may also overflow; only then is the slower, exact question asked.
+    # A NaN or an infinity stays in the sum whatever is added to it, so a finite sum proves every value finite at the
+    # speed of memory. A sum may also overflow; only then is the slower, exact question asked.
     if torch.isfinite(tensor.sum()):
         return True
     least, greatest = torch.aminmax(tensor)
@@ -130,7 +136,10 @@ def _combine(findings: Sequence[_LayerFinding], descriptor: PayloadDescriptor) -
     if not_finite:
         return ByteFinding(
             layer_digests=digests,
-            failure=(Reason.VALUES_NOT_FINITE, f"NaN or infinite values within the valid length in {_layers(not_finite)}"),
+            failure=(
+                Reason.VALUES_NOT_FINITE,
+                f"NaN or infinite values within the valid length in {_layers(not_finite)}",
+            ),
         )
     return ByteFinding(layer_digests=digests)
 

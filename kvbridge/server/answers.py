@@ -1,4 +1,4 @@
-"""Answers that are remembered, so that a client that repeats a request gets the same answer and nothing happens twice."""
+"""Remembered answers: a client that repeats a request gets the same answer, and nothing happens twice."""
 
 from __future__ import annotations
 

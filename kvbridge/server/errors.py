@@ -23,7 +23,9 @@ _Details: TypeAlias = Callable[[errors.BridgeError], list[Message]]
 
 def _field_details(error: errors.BridgeError) -> list[Message]:
     field = getattr(error, "field", "")
-    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=getattr(error, "problem", str(error)))
+    violation = error_details_pb2.BadRequest.FieldViolation(
+        field=field, description=getattr(error, "problem", str(error))
+    )
     return [error_details_pb2.BadRequest(field_violations=[violation])]
 
 
@@ -58,7 +60,8 @@ def to_status(error: errors.BridgeError) -> grpc.Status:
     field = getattr(error, "field", "")
     about = error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata={"field": field} if field else {})
     packed = [_pack(message) for message in [about, *details(error)]]
-    return rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=packed))
+    status: grpc.Status = rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=packed))
+    return status
 
 
 def _pack(message: Message) -> any_pb2.Any:

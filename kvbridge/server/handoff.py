@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
 from grpc import aio
@@ -18,7 +17,6 @@ from kvbridge.node.identity import Client
 from kvbridge.server.answers import Answers
 from kvbridge.server.calls import caller
 from kvbridge.server.outcomes import encode_outcome
-from kvbridge.server.streams import receive_upload, send_download
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceServicer
@@ -49,12 +47,12 @@ _Context: TypeAlias = aio.ServicerContext[Any, Any]
 
 
 class HandoffServicer(HandoffServiceServicer):
-    """Publishes, acquires and releases payloads."""
+    """Publishes, acquires and releases payloads; `kvbridge.server.bulk` has the methods that carry bytes."""
 
-    def __init__(self, bridge: Bridge) -> None:
-        """Serve `bridge`."""
+    def __init__(self, bridge: Bridge, answers: Answers) -> None:
+        """Serve `bridge`; `answers` are shared with the bulk methods."""
         self._bridge = bridge
-        self._answers = Answers(bridge.config.answers_remembered_max)
+        self._answers = answers
 
     async def Reserve(self, request: pb.ReserveRequest, context: _Context) -> pb.ReserveResponse:  # noqa: N802
         """Lend a slot to write a payload into."""
@@ -94,11 +92,6 @@ class HandoffServicer(HandoffServiceServicer):
 
         return await self._answers.once(client.client_id, request.request_id, request, work)
 
-    async def Upload(self, messages: AsyncIterator[bytes], context: _Context) -> bytes:  # noqa: N802
-        """Take a payload by value; both directions are raw bytes, see `kvbridge.wire.chunks`."""
-        client = caller(self._bridge.sessions, context)
-        return await receive_upload(self._bridge, self._answers, client, messages)
-
     async def Acquire(self, request: pb.AcquireRequest, context: _Context) -> pb.AcquireResponse:  # noqa: N802
         """Answer with a lease on verified tensors, or with a text-fallback directive and its reason."""
         client = caller(self._bridge.sessions, context)
@@ -113,12 +106,6 @@ class HandoffServicer(HandoffServiceServicer):
             )
 
         return await self._answers.once(client.client_id, request.request_id, request, work)
-
-    async def Download(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:  # noqa: N802
-        """Stream the canonical bytes of a leased payload; both directions are raw bytes."""
-        client = caller(self._bridge.sessions, context)
-        async for message in send_download(self._bridge, client, request):
-            yield message
 
     async def Renew(self, request: pb.RenewRequest, context: _Context) -> pb.RenewResponse:  # noqa: N802
         """Prolong reservations, holds and leases."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from grpc import aio
 
-from kvbridge.version import VERSION
 from kvbridge.core.errors import InvalidFieldError, UnknownReferenceError
 from kvbridge.core.ledger import Payload, PayloadState
 from kvbridge.node.bridge import Bridge
@@ -16,6 +15,7 @@ from kvbridge.node.identity import Client
 from kvbridge.server.calls import caller
 from kvbridge.v1 import inspect_service_pb2 as pb
 from kvbridge.v1.inspect_service_pb2_grpc import InspectServiceServicer
+from kvbridge.version import VERSION
 from kvbridge.wire import decode_reference, encode_descriptor, encode_duration, encode_model_tag, encode_reference
 from kvbridge.wire.payloads import require
 
@@ -115,8 +115,7 @@ class InspectServicer(InspectServiceServicer):
 
 
 def _encode_state(state: PayloadState) -> pb.PayloadState.ValueType:
-    numbers = dict(pb.PayloadState.items())
-    return cast("pb.PayloadState.ValueType", numbers[f"PAYLOAD_STATE_{state.name}"])
+    return pb.PayloadState.Value(f"PAYLOAD_STATE_{state.name}")
 
 
 def _encode_cursor(cursor: int | None) -> str:

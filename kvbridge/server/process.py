@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import grpc
 from grpc import aio
@@ -22,12 +23,17 @@ from kvbridge.memory.descriptor_port import DescriptorSocketLimits
 from kvbridge.memory.descriptor_socket import DescriptorServer
 from kvbridge.node.attachments import AttachmentPort
 from kvbridge.node.bridge import Bridge
+from kvbridge.server.answers import Answers
+from kvbridge.server.bulk import BulkServicer
 from kvbridge.server.handoff import HandoffServicer
 from kvbridge.server.inspect import InspectServicer
 from kvbridge.server.interceptor import ErrorInterceptor
 from kvbridge.v1 import handoff_service_pb2, inspect_service_pb2
 from kvbridge.v1.handoff_service_pb2_grpc import add_HandoffServiceServicer_to_server
 from kvbridge.v1.inspect_service_pb2_grpc import add_InspectServiceServicer_to_server
+
+HealthServicer: TypeAlias = Any
+"""The asynchronous health servicer, which the stubs do not know."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,15 +85,14 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         await server.start()
         bridge.start()
         try:
-            await _set_health(healthy, health_pb2.HealthCheckResponse.SERVING)
+            await _set_serving(healthy)
             yield bridge, Endpoints(socket=config.socket, descriptor_socket=config.descriptor_socket, tcp_port=tcp_port)
         finally:
             await healthy.enter_graceful_shutdown()
             if not await bridge.drain(config.drain_seconds):
                 _log.warning("leases were still live at the end of the drain")
             await server.stop(_STOP_GRACE_SECONDS)
-            with suppress(FileNotFoundError):
-                os.unlink(config.socket)
+            _remove_socket(config.socket)
     finally:
         await descriptors.close()
         await bridge.close()
@@ -114,7 +119,7 @@ async def serve(config: BridgeConfig) -> None:
         _log.info("draining", extra={"seconds_max": config.drain_seconds})
 
 
-def _build_server(bridge: Bridge) -> tuple[aio.Server, health.aio.HealthServicer, int | None]:
+def _build_server(bridge: Bridge) -> tuple[aio.Server, HealthServicer, int | None]:
     config = bridge.config
     server = aio.server(
         interceptors=[ErrorInterceptor()],
@@ -125,32 +130,32 @@ def _build_server(bridge: Bridge) -> tuple[aio.Server, health.aio.HealthServicer
             ("grpc.so_reuseport", 0),
         ],
     )
-    handoff = HandoffServicer(bridge)
-    # Handlers are asked in order, so these two shadow the generated ones of the same name.
-    server.add_generic_rpc_handlers((_raw_handlers(handoff),))
+    answers = Answers(config.answers_remembered_max)
+    # Handlers are asked in order, so the bulk methods shadow the generated ones of the same name.
+    server.add_generic_rpc_handlers((_bulk_handlers(BulkServicer(bridge, answers)),))
+    handoff = HandoffServicer(bridge, answers)  # type: ignore[abstract] # its bulk methods are the ones above
     add_HandoffServiceServicer_to_server(handoff, server)
     add_InspectServiceServicer_to_server(InspectServicer(bridge), server)
-    healthy = health.aio.HealthServicer()
+    healthy: HealthServicer = health.aio.HealthServicer()  # type: ignore[attr-defined] # the stubs lack it
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     if config.reflection:
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server, healthy, _bind(server, config)
 
 
-def _raw_handlers(handoff: HandoffServicer) -> grpc.GenericRpcHandler[bytes, bytes]:
+def _bulk_handlers(bulk: BulkServicer) -> grpc.GenericRpcHandler[Any, Any]:
     """Return the bulk methods without (de)serializers: they take and give serialized messages."""
     return grpc.method_handlers_generic_handler(
         _SERVICES[0],
         {
-            "Upload": grpc.stream_unary_rpc_method_handler(handoff.Upload),
-            "Download": grpc.unary_stream_rpc_method_handler(handoff.Download),
+            "Upload": grpc.stream_unary_rpc_method_handler(bulk.upload),
+            "Download": grpc.unary_stream_rpc_method_handler(bulk.download),
         },
     )
 
 
 def _bind(server: aio.Server, config: BridgeConfig) -> int | None:
-    with suppress(FileNotFoundError):
-        os.unlink(config.socket)
+    _remove_socket(config.socket)
     with _umask(_PRIVATE_UMASK):
         _add_port(server, f"unix:{config.socket}")
     return _add_port(server, config.listen) if config.listen else None
@@ -176,6 +181,12 @@ def _umask(mask: int) -> Iterator[None]:
         os.umask(before)
 
 
-async def _set_health(servicer: health.aio.HealthServicer, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+def _remove_socket(path: str) -> None:
+    """Remove what a dead server left; the descriptor socket has already proved that no live one is here."""
+    with suppress(FileNotFoundError):
+        Path(path).unlink()
+
+
+async def _set_serving(servicer: HealthServicer) -> None:
     for service in ("", *_SERVICES):
-        await servicer.set(service, status)
+        await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)

@@ -75,7 +75,9 @@ def decode_reference(message: pb.PayloadReference) -> PayloadReference:
 
 def encode_fallback(fallback: FallbackText) -> pb.FallbackText:
     """Return `fallback` as a message."""
-    return pb.FallbackText(text=fallback.text, text_uri=fallback.text_uri)
+    if fallback.text is not None:
+        return pb.FallbackText(text=fallback.text)
+    return pb.FallbackText() if fallback.text_uri is None else pb.FallbackText(text_uri=fallback.text_uri)
 
 
 def decode_fallback(message: pb.FallbackText) -> FallbackText:

@@ -1,7 +1,7 @@
 """The checks, one for each reason that a node can give, in the order in which they are asked.
 
-Each check is a pure function that returns what is wrong, or None. The first stage asks whether there is a payload at all;
-the second compares its descriptor with the consumer's terms. A comparison that cannot be made counts as failed.
+Each check is a pure function that returns what is wrong, or None. The first stage asks whether there is a payload at
+all; the second compares its descriptor with the consumer's terms. A comparison that cannot be made counts as failed.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ CHECKS: tuple[Check, ...] = (
     Check(reason=Reason.VALID_LENGTH_INVALID, stage=Stage.TERMS, problem=_valid_length_fits),
     Check(reason=Reason.POSITION_ENCODING_MISMATCH, stage=Stage.TERMS, problem=_positions_are_the_same),
 )
-"""Every check in order. The byte checks at commit give `PAYLOAD_CORRUPT` and `VALUES_NOT_FINITE`; here they are remembered."""
+"""Every check in order. What the checks of bytes found, at commit or later, is remembered and asked for here."""
 
 
 def _described(candidate: Candidate) -> PayloadDescriptor:

@@ -136,7 +136,7 @@ def test_fallback_texts_have_limits() -> None:
         FallbackText(text="x" * (TEXT_BYTES_MAX + 1))
 
 
-def _seal(**changes: Any) -> Any:  # noqa: ANN401 - a descriptor
+def _seal(**changes: Any) -> Any:
     fields: dict[str, Any] = {"valid_length": None, "tokens": None, "layer_digests": ()}
     spec = changes.pop("spec", builders.spec())
     return seal(spec, generation=3, verification=Verification.FULL, **{**fields, **changes})
@@ -174,7 +174,9 @@ def test_what_disagrees_at_the_seal_is_refused_by_field(changes: dict[str, Any],
     ("count", "digest", "packed"),
     [(0, b"d" * 32, None), (1, b"d" * 31, None), (2, b"d" * 32, b"1234"), (TOKENS_MAX + 1, b"d" * 32, None)],
 )
-def test_token_sequences_that_disagree_with_themselves_are_refused(count: int, digest: bytes, packed: bytes | None) -> None:
+def test_token_sequences_that_disagree_with_themselves_are_refused(
+    count: int, digest: bytes, packed: bytes | None
+) -> None:
     """Count, digest and ids must fit one another."""
     with pytest.raises(InvalidFieldError):
         TokenSequence(count=count, digest=digest, packed_ids=packed)

@@ -11,14 +11,16 @@ from tests import builders
 
 
 @given(builders.geometries(), st.integers(1, 200), st.data())
-def test_stored_and_padding_tile_every_region_exactly(geometry: CacheGeometry, capacity: int, data: st.DataObject) -> None:
+def test_stored_and_padding_tile_every_region_exactly(
+    geometry: CacheGeometry, capacity: int, data: st.DataObject
+) -> None:
     """Header, stored bytes and padding cover the slot without gap or overlap, whatever the geometry."""
     layout = slot_layout(geometry, capacity)
     valid_length = data.draw(st.integers(1, capacity))
     ranges = [(0, HEADER_BYTES)]
     for region in layout.regions:
-        for piece in [*region.stored(valid_length), *region.padding(valid_length)]:
-            ranges.append((piece.offset_bytes, piece.length_bytes))
+        pieces = [*region.stored(valid_length), *region.padding(valid_length)]
+        ranges += [(piece.offset_bytes, piece.length_bytes) for piece in pieces]
     end = 0
     for offset, length in sorted(ranges):
         assert offset == end
@@ -27,7 +29,9 @@ def test_stored_and_padding_tile_every_region_exactly(geometry: CacheGeometry, c
 
 
 @given(builders.geometries(), st.integers(1, 200), st.data())
-def test_canonical_bytes_do_not_depend_on_the_capacity(geometry: CacheGeometry, capacity: int, data: st.DataObject) -> None:
+def test_canonical_bytes_do_not_depend_on_the_capacity(
+    geometry: CacheGeometry, capacity: int, data: st.DataObject
+) -> None:
     """The same valid length gives the same canonical pieces in slots of different capacity."""
     valid_length = data.draw(st.integers(1, capacity))
     larger = slot_layout(geometry, capacity + data.draw(st.integers(1, 100)))

@@ -84,7 +84,10 @@ BAD_MESSAGES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda spec: setattr(spec.geometry.groups[0], "kind", 99), "geometry.groups.kind"),
     (lambda spec: setattr(spec.geometry.groups[0], "order", 0), "geometry.groups.order"),
     (lambda spec: setattr(spec.geometry.groups[0], "kv_heads", 2**32 - 1), "geometry.groups.kv_heads"),
-    (lambda spec: setattr(spec.geometry.groups[0].position_encoding, "kind", 0), "geometry.groups.position_encoding.kind"),
+    (
+        lambda spec: setattr(spec.geometry.groups[0].position_encoding, "kind", 0),
+        "geometry.groups.position_encoding.kind",
+    ),
     (
         lambda spec: setattr(spec.geometry.groups[0].position_encoding.rope, "pairing", 77),
         "geometry.groups.position_encoding.rope.pairing",

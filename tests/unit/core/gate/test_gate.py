@@ -36,7 +36,7 @@ TERMS = AcquireTerms(
 )
 
 
-def rope(**changes: Any) -> PositionEncoding:  # noqa: ANN401 - any parameter
+def rope(**changes: Any) -> PositionEncoding:
     """Return a rotation with some parameters changed."""
     return PositionEncoding(kind=PositionKind.ROPE, rope=RopeParameters(**{"theta": 10_000.0, **changes}))
 
@@ -119,7 +119,9 @@ def test_what_is_not_there_is_refused_with_its_reason(candidate: Candidate, reas
 
 
 @pytest.mark.parametrize(("changes", "reason"), TERMS_CASES)
-def test_one_difference_from_a_valid_handoff_is_refused_with_its_reason(changes: dict[str, Any], reason: Reason) -> None:
+def test_one_difference_from_a_valid_handoff_is_refused_with_its_reason(
+    changes: dict[str, Any], reason: Reason
+) -> None:
     """Each single difference between terms and descriptor gives its own reason, and only that one."""
     verdict = decide(replace(TERMS, **changes), CANDIDATE)
     assert [finding.reason for finding in verdict.failures] == [reason]

@@ -1,0 +1,109 @@
+"""The bulk methods of `HandoffService`, for clients that share no memory with the node.
+
+Messages stay serialized: `kvbridge.wire.chunks` finds the chunk in them without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+from google.protobuf.message import DecodeError, Message
+from grpc import aio
+
+from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.layout import slot_layout
+from kvbridge.node.bridge import Bridge
+from kvbridge.node.streams import canonical_chunks
+from kvbridge.node.upload import Upload
+from kvbridge.server.answers import Answers
+from kvbridge.server.calls import caller
+from kvbridge.server.outcomes import encode_outcome
+from kvbridge.v1 import handoff_service_pb2 as pb
+from kvbridge.wire import decode_seal, decode_spec
+from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, UPLOAD_CHUNK_TAG, encode_chunk, split_chunk
+from kvbridge.wire.payloads import require
+
+_Context: TypeAlias = aio.ServicerContext[Any, Any]
+
+
+class BulkServicer:
+    """Upload and Download; both take and give serialized messages."""
+
+    def __init__(self, bridge: Bridge, answers: Answers) -> None:
+        """Serve `bridge`, and remember answers to uploads."""
+        self._bridge = bridge
+        self._answers = answers
+
+    async def upload(self, messages: AsyncIterator[bytes], context: _Context) -> bytes:
+        """Take one payload by value and return the serialized `UploadResponse`.
+
+        A repeated upload whose first try was answered gets that answer without being read further.
+        """
+        client = caller(self._bridge.sessions, context)
+        first = pb.UploadRequest()
+        await _parse_next(messages, first)
+        require(first.WhichOneof("part") == "header", "header")
+        header = first.header
+
+        async def work() -> pb.UploadResponse:
+            require(header.HasField("spec"), "header.spec")
+            with Upload(self._bridge, client, decode_spec(header.spec), header.valid_length) as upload:
+                seal = await _write_chunks(upload, messages)
+                return pb.UploadResponse(commit=encode_outcome(await upload.finish(decode_seal(seal))))
+
+        response = await self._answers.once(client.client_id, header.request_id, header, work, stops_with_caller=True)
+        return response.SerializeToString()
+
+    async def download(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:
+        """Yield the canonical bytes of a leased payload as serialized `DownloadResponse` messages.
+
+        Each is copied between a look at the lease and the next await, so it never holds another payload's bytes.
+        """
+        client = caller(self._bridge.sessions, context)
+        wanted = pb.DownloadRequest()
+        _parse(request, wanted)
+        payload, slot = self._bridge.payload_of_lease(client, wanted.lease_token)
+        descriptor = payload.descriptor
+        assert descriptor is not None, payload
+        layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
+        if wanted.offset_bytes > layout.canonical_bytes(descriptor.valid_length):
+            raise InvalidFieldError("offset_bytes", f"is {wanted.offset_bytes}, beyond the end of the payload")
+        for pieces in canonical_chunks(
+            slot,
+            layout,
+            descriptor.valid_length,
+            chunk_bytes=self._bridge.config.chunk_bytes,
+            skip_bytes=wanted.offset_bytes,
+        ):
+            self._bridge.payload_of_lease(client, wanted.lease_token)
+            yield encode_chunk(pieces, DOWNLOAD_CHUNK_TAG)
+
+
+async def _write_chunks(upload: Upload, messages: AsyncIterator[bytes]) -> pb.PayloadSeal:
+    async for message in messages:
+        chunk = split_chunk(message, UPLOAD_CHUNK_TAG)
+        if chunk is not None:
+            upload.write(chunk)
+            continue
+        parsed = pb.UploadRequest()
+        _parse(message, parsed)
+        if parsed.WhichOneof("part") == "finish":
+            return parsed.finish
+        require(parsed.WhichOneof("part") == "chunk", "chunk")
+        upload.write(memoryview(parsed.chunk))
+    raise InvalidFieldError("finish", "the stream ended without it")
+
+
+async def _parse_next(messages: AsyncIterator[bytes], into: Message) -> None:
+    async for message in messages:
+        _parse(message, into)
+        return
+    raise InvalidFieldError("header", "the stream ended without it")
+
+
+def _parse(message: bytes, into: Message) -> None:
+    try:
+        into.ParseFromString(message)
+    except DecodeError as error:
+        raise InvalidFieldError("message", f"is not a {type(into).__name__}: {error}") from error
