@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from kvbridge.memory.arena import HostArena
 from kvbridge.memory.descriptor_socket import (
     DescriptorServer,
+    DescriptorServerSnapshot,
     DescriptorSocketLimits,
     PeerCredentials,
     SessionInfo,
@@ -84,14 +85,18 @@ class Served:
         """Run a coroutine on the server's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_SECONDS)
 
-    def settle(self) -> None:
-        """Return when the loop has dealt with what was readable at the call."""
+    def open_descriptors(self) -> int:
+        """Return how many file descriptors this process has when the loop has finished what it is at."""
+        self.run(asyncio.sleep(0))
+        return open_descriptors()
 
-        async def two_rounds() -> None:
-            for _ in range(2):
-                await asyncio.sleep(0)
+    def snapshot(self) -> DescriptorServerSnapshot:
+        """Return the server's state when the loop has finished what it is at."""
 
-        self.run(two_rounds())
+        async def take() -> DescriptorServerSnapshot:
+            return self.server.snapshot()
+
+        return self.run(take())
 
     def close(self) -> None:
         """Close server, loop and arenas."""
