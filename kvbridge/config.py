@@ -16,6 +16,7 @@ from kvbridge.core.errors import BridgeError
 ENVIRONMENT_PREFIX = "KVBRIDGE_"
 SOCKET_NAME = "bridge.sock"
 DESCRIPTOR_SOCKET_NAME = "descriptors.sock"
+PORT_MAX = 65_535
 _GIB = 1 << 30
 _ROOT_UID = 0
 _LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -107,8 +108,17 @@ class BridgeConfig:
         """
         for setting in fields(self):
             self._check(setting.name)
-        host = self.listen.rpartition(":")[0].strip("[]")
-        if self.listen and not self.insecure and host not in _LOOPBACK_HOSTS:
+        if self.listen:
+            self._check_listen()
+
+    def _check_listen(self) -> None:
+        host, _, port = self.listen.rpartition(":")
+        # grpc takes a larger port modulo 65536 and says nothing.
+        if not host or not port.isdecimal() or int(port) > PORT_MAX:
+            raise ConfigurationError(
+                f"listen: must be HOST:PORT with a port of at most {PORT_MAX}, got {self.listen!r}"
+            )
+        if not self.insecure and host.strip("[]") not in _LOOPBACK_HOSTS:
             raise ConfigurationError(
                 f"listen: {self.listen!r} is not a loopback address; set insecure to allow it without encryption"
             )
