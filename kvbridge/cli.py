@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     inspection.add_commands(commands)
+    _add_demo(commands)
     return parser
 
 
@@ -78,3 +79,17 @@ def _serve(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     asyncio.run(serve(config))
     return EXIT_OK
+
+
+def _add_demo(commands: Any) -> None:
+    demo = commands.add_parser(
+        "demo", help="hand a real model's cache over between two processes and show what it saves"
+    )
+    demo.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    demo.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from kvbridge.demo.run import run_demo  # noqa: PLC0415
+
+    return run_demo(as_json=options.json)

@@ -1,0 +1,109 @@
+"""Hands a KV-cache from one inference server to another, or says precisely why the text should be taken instead.
+
+Everything a user of the bridge needs is here; what is not exported is internal. What talks to a bridge is loaded when
+it is first asked for, so that importing a part of this package, such as the core, loads neither gRPC nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, Verification
+from kvbridge.core.errors import BridgeError, InvalidFieldError
+from kvbridge.core.geometry import (
+    CacheGeometry,
+    DimensionOrder,
+    Dtype,
+    LayerGroup,
+    LayerKind,
+    PositionEncoding,
+    PositionKind,
+    RopePairing,
+    RopeParameters,
+)
+from kvbridge.core.reasons import Reason
+from kvbridge.core.tags import ModelTag
+from kvbridge.core.tokens import TokenSequence
+from kvbridge.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from kvbridge.client.batches import BatchHandoff, CollatedBatch
+    from kvbridge.client.bridge import Bridge, connect
+    from kvbridge.client.errors import (
+        ArgumentTypeError,
+        ArgumentValueError,
+        BridgeClosedError,
+        BridgeForkedError,
+        BridgeUnreachableError,
+        DtypeMismatchError,
+        HandoffInvalidError,
+        LayersMissingError,
+        NoCacheError,
+        PublicationClosedError,
+        ShapeMismatchError,
+        UnknownLayerError,
+    )
+    from kvbridge.client.handoffs import Handoff
+    from kvbridge.client.kv_views import KvView
+    from kvbridge.client.publications import Publication
+    from kvbridge.client.token_ids import ANY_TOKENS
+
+__all__ = [
+    "ANY_TOKENS",
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "BatchHandoff",
+    "Bridge",
+    "BridgeClosedError",
+    "BridgeError",
+    "BridgeForkedError",
+    "BridgeUnreachableError",
+    "CacheGeometry",
+    "CollatedBatch",
+    "DimensionOrder",
+    "Dtype",
+    "DtypeMismatchError",
+    "Handoff",
+    "HandoffInvalidError",
+    "InvalidFieldError",
+    "KvView",
+    "LayerGroup",
+    "LayerKind",
+    "LayersMissingError",
+    "ModelTag",
+    "NoCacheError",
+    "PayloadDescriptor",
+    "PayloadReference",
+    "PositionEncoding",
+    "PositionKind",
+    "Publication",
+    "PublicationClosedError",
+    "Reason",
+    "RopePairing",
+    "RopeParameters",
+    "ShapeMismatchError",
+    "TokenSequence",
+    "UnknownLayerError",
+    "Verification",
+    "__version__",
+    "connect",
+]
+
+_CLIENT_MODULES = ("bridge", "batches", "errors", "handoffs", "kv_views", "publications", "token_ids")
+"""Modules of `kvbridge.client` that the names above come from, as far as they are not imported here."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load the SDK when one of its names is first asked for."""
+    if name in __all__:
+        for module_name in _CLIENT_MODULES:
+            module = importlib.import_module(f"kvbridge.client.{module_name}")
+            if name in vars(module):
+                globals().update({name: getattr(module, name)})
+                return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""The main job on a real model: two inference processes share a cache through a running bridge."""
