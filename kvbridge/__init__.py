@@ -25,7 +25,7 @@ from kvbridge.core.geometry import (
 from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import ModelTag
 from kvbridge.core.tokens import TokenSequence
-from kvbridge.version import VERSION as __version__
+from kvbridge.version import VERSION
 
 if TYPE_CHECKING:
     from kvbridge.client.batches import BatchHandoff, CollatedBatch
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from kvbridge.client.kv_views import KvView
     from kvbridge.client.publications import Publication
     from kvbridge.client.token_ids import ANY_TOKENS
+
+__version__ = VERSION
 
 __all__ = [
     "ANY_TOKENS",

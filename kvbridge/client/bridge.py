@@ -1,0 +1,404 @@
+"""The way in: one object per bridge, shared by all threads of a process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import grpc
+
+from kvbridge.client.batches import BatchHandoff, Layers, publish_batch
+from kvbridge.client.connector import Connector
+from kvbridge.client.consuming import ACQUIRE_SECONDS_DEFAULT, Ask, acquire, ask_for, fallback
+from kvbridge.client.deadlines import Deadline
+from kvbridge.client.errors import BridgeClosedError, BridgeForkedError
+from kvbridge.client.failures import CallFailedError
+from kvbridge.client.handoffs import Handoff
+from kvbridge.client.inspection import NodeInspection, PayloadInspection
+from kvbridge.client.inspector import Inspector
+from kvbridge.client.keeper import Keeper, KeeperSnapshot
+from kvbridge.client.plans import PUBLISH_SECONDS_DEFAULT, PublishPlan, plan_publication
+from kvbridge.client.ports import Ports
+from kvbridge.client.producing import Outcome, produce
+from kvbridge.client.publications import Publication
+from kvbridge.client.sessions import SessionSnapshot
+from kvbridge.client.targets import Target, parse_target
+from kvbridge.client.token_ids import AnyTokens, TokenIds
+from kvbridge.core.descriptor import PayloadReference, Verification
+from kvbridge.core.geometry import CacheGeometry
+from kvbridge.core.reasons import Reason
+from kvbridge.core.tags import ModelTag
+from kvbridge.core.tokens import TokenSequence
+
+if TYPE_CHECKING:
+    from kvbridge.transform.padding import PaddingSide
+
+CLOSE_SECONDS_MAX = 3.0
+"""Longest wait for a bridge that does not answer while its object is closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeSnapshot:
+    """A bridge object at one moment."""
+
+    target: str
+    """What gRPC connects to."""
+    by_value: bool
+    """Whether tensors travel through gRPC instead of shared memory."""
+    closed: bool
+    """Whether `close` was called."""
+    session: SessionSnapshot | None
+    """The session with the bridge; absent before the first call."""
+    keeper: KeeperSnapshot
+    """What is renewed and returned in the background."""
+
+
+def connect(
+    target: str | None = None, *, by_value: bool = False, credentials: grpc.ChannelCredentials | None = None
+) -> Bridge:
+    """Return an object for the bridge at `target`. Nothing is connected before the first call needs it.
+
+    Args:
+        target: None for this host's bridge (its default unix socket), `unix:/path` or `/path` for another socket, which
+            share memory; or `host:port`, where tensors travel by value.
+        by_value: Whether to send tensors by value over a unix socket, too.
+        credentials: What secures a channel to `host:port`; without them it is not secured.
+
+    Raises:
+        ArgumentTypeError: the target is no string.
+        ArgumentValueError: the target has none of these forms.
+    """
+    return Bridge(parse_target(target, by_value=by_value), credentials)
+
+
+class Bridge:
+    """Publishes and acquires KV-caches. Threads may share it; a forked child must connect anew.
+
+    `publish` and `acquire` never raise because a cache cannot be had: they answer with a publication that goes nowhere,
+    or with the text. They raise for the caller's own mistakes. After a restart of the bridge the next call attaches
+    again.
+    """
+
+    def __init__(self, target: Target, credentials: grpc.ChannelCredentials | None = None) -> None:
+        """Prepare to talk to the bridge at `target`; `connect` is the way to make one."""
+        self._target = target
+        self._pid = os.getpid()
+        self._closed = False
+        self._keeper = Keeper()
+        self._connector = Connector(target, credentials, on_open=self._keeper.start)
+        self._stop = weakref.finalize(self, self._keeper.stop)
+        # At interpreter exit `_close_all` does more: it waits until everything is returned.
+        self._stop.atexit = False
+        _close_at_exit()
+        _bridges.add(self)
+
+    def __repr__(self) -> str:
+        how = "by value" if self.by_value else "shared memory"
+        return f"<Bridge at {self._target.grpc_target}, {how}{', closed' if self._closed else ''}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def by_value(self) -> bool:
+        """Tell whether tensors travel through gRPC instead of shared memory."""
+        return self._target.by_value
+
+    # Producers
+
+    def publish(
+        self,
+        key: str,
+        *,
+        model: ModelTag,
+        geometry: CacheGeometry,
+        tokens: TokenIds | TokenSequence,
+        text: str | None = None,
+        text_uri: str | None = None,
+        capacity_tokens: int | None = None,
+        valid_length: int | None = None,
+        first_position: int = 0,
+        linger_seconds: float | None = None,
+        ttl_seconds: float | None = None,
+        hold: bool = False,
+        derived_from: Iterable[PayloadReference] = (),
+        verification: Verification = Verification.FULL,
+        timeout: float | None = None,
+    ) -> Publication:
+        """Reserve a slot for one payload; use the result in a `with` block and write every layer into it.
+
+        Args:
+            key: Name under which consumers ask.
+            model: Who computes the cache.
+            geometry: Shape of the cache.
+            tokens: The token ids, in order; if there are more than `valid_length`, the first ones count.
+            text: What consumers take if they may not take the cache.
+            text_uri: Where to find that, if it is not here; at most one of the two.
+            capacity_tokens: Tokens to make room for; `valid_length` by default.
+            valid_length: Tokens that are real; all of `tokens` by default.
+            first_position: Position at which the first token is encoded.
+            linger_seconds: How long the payload stays when nobody references it; the node's default by default.
+            ttl_seconds: How long it may be acquired at most; the node's default by default.
+            hold: Whether to keep a reference, which `Publication.release` or the end of the publication object returns.
+            derived_from: The payloads whose caches went into this one.
+            verification: How much of the bytes is checked before anybody can acquire them.
+            timeout: Seconds that the reservation may take, and again the commit; by default 5, and more for the commit
+                of a large payload.
+
+        Raises:
+            ArgumentTypeError: an argument is of the wrong type; the error names it.
+            ArgumentValueError: an argument cannot be, here or in the bridge's eyes; the error names it.
+            BridgeClosedError: this object was closed.
+            BridgeForkedError: this object belongs to the parent process.
+        """
+        self._check_usable()
+        plan = plan_publication(
+            key,
+            model=model,
+            geometry=geometry,
+            tokens=tokens,
+            text=text,
+            text_uri=text_uri,
+            capacity_tokens=capacity_tokens,
+            valid_length=valid_length,
+            first_position=first_position,
+            linger_seconds=linger_seconds,
+            ttl_seconds=ttl_seconds,
+            hold=hold,
+            derived_from=derived_from,
+            verification=verification,
+            timeout_seconds=None if timeout is None else Deadline(timeout).timeout_seconds,
+        )
+        return self._begin(plan)
+
+    def publish_batch(
+        self,
+        keys: Sequence[str],
+        *,
+        layers: Layers,
+        model: ModelTag,
+        geometry: CacheGeometry,
+        tokens: Sequence[TokenIds | TokenSequence],
+        valid_lengths: Sequence[int] | None = None,
+        padding_side: PaddingSide | str = "right",
+        texts: Sequence[str | None] | None = None,
+        **options: Any,
+    ) -> list[Publication]:
+        """Publish every sequence of a padded batch as a payload of its own, without the padding.
+
+        Args:
+            keys: One name for each sequence.
+            layers: `(layer, k, v)` for every layer, as an iterable, or a function from a layer's index to `(k, v)`. K
+                and V are `[batch, heads, tokens, head_dim]`, whatever the geometry's order.
+            model: Who computes the caches.
+            geometry: Shape of the caches.
+            tokens: The token ids of each sequence, without padding.
+            valid_lengths: Real tokens of each sequence; as many as it has ids by default.
+            padding_side: Where the padding of the batch lies, `left` or `right`.
+            texts: What to take instead of each sequence.
+            **options: Further arguments of `publish`, the same for all sequences.
+
+        Raises:
+            ArgumentTypeError: as for `publish` and `Publication.write`; nothing is published.
+            ArgumentValueError: as for `publish` and `Publication.write`; nothing is published.
+        """
+        self._check_usable()
+        return publish_batch(
+            self.publish,
+            keys,
+            layers=layers,
+            geometry=geometry,
+            tokens=tokens,
+            valid_lengths=valid_lengths,
+            padding_side=padding_side,
+            texts=texts,
+            options={"model": model, **options},
+        )
+
+    # Consumers
+
+    def acquire(
+        self,
+        key: str,
+        *,
+        model: ModelTag,
+        tokens: TokenIds | AnyTokens,
+        geometry: CacheGeometry | None = None,
+        generation: int = 0,
+        first_position: int = 0,
+        valid_length_min: int = 1,
+        timeout: float = ACQUIRE_SECONDS_DEFAULT,
+        text: str | None = None,
+        verification: Verification | None = None,
+    ) -> Handoff:
+        """Ask for a cache; the answer comes within `timeout` seconds, whatever the bridge does.
+
+        Args:
+            key: The producer's name for the payload.
+            model: The consumer's model; a cache of another version is never handed over.
+            tokens: The consumer's token ids, of which the cached ones must be a prefix; or `ANY_TOKENS`, to take the
+                tokens, with the cache, from the producer.
+            geometry: The geometry that the consumer can read; any geometry of its model by default.
+            generation: Which payload under the key; the newest by default.
+            first_position: The position at which the consumer will place the first token.
+            valid_length_min: Fewest valid tokens that are of use.
+            timeout: Longest wait in seconds, a download included.
+            text: What to take if neither a cache nor the bridge's own text can be had.
+            verification: How much of the bytes the bridge checks again now; nothing by default.
+
+        Raises:
+            ArgumentTypeError: an argument is of the wrong type; the error names it.
+            ArgumentValueError: an argument cannot be, here or in the bridge's eyes; the error names it.
+        """
+        deadline = Deadline(timeout)
+        ask = ask_for(
+            key,
+            model=model,
+            tokens=tokens,
+            geometry=geometry,
+            generation=generation,
+            first_position=first_position,
+            valid_length_min=valid_length_min,
+            text=text,
+            verification=verification,
+        )
+        return self._acquire(ask, deadline)
+
+    def acquire_batch(
+        self,
+        keys: Sequence[str],
+        *,
+        model: ModelTag,
+        tokens: Sequence[TokenIds | AnyTokens],
+        timeout: float = ACQUIRE_SECONDS_DEFAULT,
+        texts: Sequence[str | None] | None = None,
+        **options: Any,
+    ) -> BatchHandoff:
+        """Ask for several caches at once; every answer comes within `timeout` seconds.
+
+        Args:
+            keys: The producers' names for the payloads.
+            model: The consumer's model.
+            tokens: The token ids of each sequence, or `ANY_TOKENS`.
+            timeout: Longest wait in seconds for all together.
+            texts: What to take instead of each.
+            **options: Further arguments of `acquire`, the same for all.
+
+        Raises:
+            ArgumentTypeError: as for `acquire`; nothing is acquired.
+            ArgumentValueError: as for `acquire`; nothing is acquired.
+        """
+        deadline = Deadline(timeout)
+        return BatchHandoff.acquire(
+            lambda ask: self._acquire(ask, deadline),
+            keys,
+            tokens=tokens,
+            texts=texts,
+            options={"model": model, **options},
+        )
+
+    # People
+
+    def node(self, *, timeout: float = PUBLISH_SECONDS_DEFAULT) -> NodeInspection:
+        """Return what the bridge says about itself.
+
+        Raises:
+            BridgeUnreachableError: it does not answer.
+        """
+        return self._inspector(timeout).node()
+
+    def payloads(self, prefix: str = "", *, timeout: float = PUBLISH_SECONDS_DEFAULT) -> list[PayloadInspection]:
+        """Return the payloads whose keys start with `prefix`, newest first.
+
+        Raises:
+            BridgeUnreachableError: the bridge does not answer.
+        """
+        return self._inspector(timeout).payloads(prefix)
+
+    def payload(
+        self, key: str, generation: int = 0, *, timeout: float = PUBLISH_SECONDS_DEFAULT
+    ) -> PayloadInspection | None:
+        """Return one payload, by default the newest under its key, or None if none takes memory there.
+
+        Raises:
+            BridgeUnreachableError: the bridge does not answer.
+        """
+        return self._inspector(timeout).payload(key, generation)
+
+    def snapshot(self) -> BridgeSnapshot:
+        """Return the state of this object, without asking the bridge."""
+        return BridgeSnapshot(
+            target=self._target.grpc_target,
+            by_value=self.by_value,
+            closed=self._closed,
+            session=self._connector.snapshot(),
+            keeper=self._keeper.snapshot(),
+        )
+
+    def close(self) -> None:
+        """Return every lease, hold and reservation and let the bridge go; more than once does nothing.
+
+        Tensors of leased caches must not be used any more. In a forked child this does nothing.
+        """
+        if self._pid != os.getpid():
+            return
+        self._closed = True
+        self._keeper.stop()
+        self._keeper.join(CLOSE_SECONDS_MAX)
+        self._connector.close()
+
+    # Inside
+
+    def _ports(self) -> Ports:
+        # Made for each call: as an attribute it would form a cycle, and the last reference would not end this object.
+        return Ports(connector=self._connector, keeper=self._keeper, owner=self)
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise BridgeForkedError("the bridge object belongs to the parent process; connect anew in the child")
+        if self._closed:
+            raise BridgeClosedError("the bridge object was closed")
+
+    def _begin(self, plan: PublishPlan) -> Publication:
+        try:
+            return Publication(plan, produce(self._ports(), plan), None)
+        except CallFailedError as failure:
+            failure.raise_if_misuse()
+            return Publication(plan, None, Outcome(reference=None, reason=failure.reason, detail=str(failure)))
+
+    def _acquire(self, ask: Ask, deadline: Deadline) -> Handoff:
+        try:
+            self._check_usable()
+        except (BridgeForkedError, BridgeClosedError) as error:
+            return fallback(ask, Reason.BRIDGE_UNREACHABLE, str(error))
+        return acquire(self._ports(), ask, deadline)
+
+    def _inspector(self, timeout: float) -> Inspector:
+        self._check_usable()
+        return Inspector(self._connector, Deadline(timeout))
+
+
+_bridges: weakref.WeakSet[Bridge] = weakref.WeakSet()
+"""What is closed at interpreter exit."""
+
+
+@cache
+def _close_at_exit() -> Callable[[], None]:
+    """Arrange, once in a process, that bridge objects return what they have at interpreter exit."""
+    return atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    for bridge in list(_bridges):
+        bridge.close()

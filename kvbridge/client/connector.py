@@ -1,0 +1,105 @@
+"""Finds the current session, and opens the next one when the bridge was restarted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from kvbridge.client.deadlines import Deadline
+from kvbridge.client.failures import CallFailedError
+from kvbridge.client.rpc import Method
+from kvbridge.client.sessions import Session, SessionSnapshot, attach
+from kvbridge.client.targets import Target
+
+_SESSIONS_PER_CALL_MAX = 2
+"""Sessions that one call tries: the current one and, if that turns out to have ended, one more."""
+
+_Answer = TypeVar("_Answer")
+
+
+class Connector:
+    """Holds at most one session. Nothing is opened before the first call needs it."""
+
+    def __init__(
+        self, target: Target, credentials: grpc.ChannelCredentials | None, on_open: Callable[[Connector], None]
+    ) -> None:
+        """Remember where the bridge is; `on_open` is called before each new session is used."""
+        self.target = target
+        self._on_open = on_open
+        self._credentials = credentials
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Connector {self.target.grpc_target}: {self._session}>"
+
+    def session(self, deadline: Deadline) -> Session:
+        """Return a live session, a new one if need be; nobody waits for another thread longer than its own deadline.
+
+        Raises:
+            CallFailedError: no bridge answers in time, or it refuses.
+        """
+        session = self._session
+        if session is not None and session.alive:
+            return session
+        if not self._lock.acquire(timeout=deadline.remaining_seconds):
+            raise CallFailedError.timed_out("attaching to the bridge")
+        try:
+            return self._current_or_new(deadline)
+        finally:
+            self._lock.release()
+
+    def call(self, method: Method[_Answer], request: Any, deadline: Deadline) -> tuple[Session, _Answer]:
+        """Make one call in the current session, and once more in a new one if that has ended.
+
+        Raises:
+            CallFailedError: there was no answer in time, or an error status.
+        """
+        for _ in range(_SESSIONS_PER_CALL_MAX - 1):
+            session = self.session(deadline)
+            try:
+                return session, session.call(method, request, deadline)
+            except CallFailedError as failure:
+                if failure.code is grpc.StatusCode.UNAUTHENTICATED:
+                    self.retire(session)
+                if session.alive or deadline.passed:
+                    raise
+        session = self.session(deadline)
+        return session, session.call(method, request, deadline)
+
+    def retire(self, session: Session) -> None:
+        """End a session that the bridge does not know any more."""
+        session.close()
+
+    def close(self) -> None:
+        """End the session and open no other; a second time does nothing."""
+        self._closed = True
+        session = self._session
+        if session is not None:
+            session.close()
+
+    def snapshot(self) -> SessionSnapshot | None:
+        """Return the current session's state, or None before the first call."""
+        session = self._session
+        return None if session is None else session.snapshot()
+
+    def _current_or_new(self, deadline: Deadline) -> Session:
+        session = self._session
+        if session is not None and session.alive:
+            return session
+        if self._closed:
+            raise CallFailedError(grpc.StatusCode.CANCELLED, "the bridge object was closed")
+        if session is not None:
+            session.close()
+            self._session = None
+        path = self.target.descriptor_socket
+        attachment = None if path is None else attach(path, deadline)
+        self._session = Session(self.target, self._credentials, attachment)
+        self._on_open(self)
+        if self._closed:  # Closed by another thread meanwhile, which may not have seen this session.
+            self._session.close()
+        return self._session

@@ -1,0 +1,90 @@
+"""Calls that failed: what gRPC reports, as one typed error, and what it means to a caller."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from kvbridge.client.errors import ArgumentValueError
+from kvbridge.core.errors import BridgeError
+from kvbridge.core.reasons import Reason
+
+DRAINING = "DRAINING"
+"""The `google.rpc.ErrorInfo` reason of a node that is shutting down."""
+
+_REASONS_BY_CODE = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Reason.MEMORY_EXHAUSTED,
+    grpc.StatusCode.NOT_FOUND: Reason.PAYLOAD_EXPIRED,
+}
+"""What an error status means for a publication; every other one means that the bridge could not be used."""
+
+
+class CallFailedError(BridgeError):
+    """A call brought no answer, or an error status."""
+
+    def __init__(
+        self, code: grpc.StatusCode, detail: str, *, about: str = "", field: str = "", problem: str = ""
+    ) -> None:
+        """Keep the status; `about` is the `ErrorInfo` reason, `field` and `problem` come from `BadRequest`."""
+        super().__init__(f"{code.name}: {detail}")
+        self.code = code
+        self.detail = detail
+        self.about = about
+        self.field = field
+        self.problem = problem
+
+    @classmethod
+    def timed_out(cls, what: str) -> CallFailedError:
+        """Return the failure of a caller whose time is over."""
+        return cls(grpc.StatusCode.DEADLINE_EXCEEDED, f"{what} took longer than the caller would wait")
+
+    @property
+    def draining(self) -> bool:
+        """Tell whether the node refuses because it is shutting down."""
+        return self.about == DRAINING
+
+    @property
+    def reason(self) -> Reason:
+        """Return why the caller goes on without a cache."""
+        if self.draining:
+            return Reason.DRAINING
+        return _REASONS_BY_CODE.get(self.code, Reason.BRIDGE_UNREACHABLE)
+
+    def raise_if_misuse(self) -> None:
+        """Raise what the bridge calls the caller's own mistake.
+
+        Raises:
+            ArgumentValueError: the status is `INVALID_ARGUMENT`.
+        """
+        if self.code is grpc.StatusCode.INVALID_ARGUMENT:
+            raise ArgumentValueError(self.field or "request", self.problem or self.detail) from self
+
+
+def failure_of(error: grpc.RpcError) -> CallFailedError:
+    """Return what `error`, raised by a call, says."""
+    call = cast("Any", error)  # grpc raises objects that are a call, too, which its declarations do not say.
+    code, detail = call.code(), call.details() or ""
+    about = field = problem = ""
+    for packed in _status_details(call):
+        if packed.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo()
+            packed.Unpack(info)
+            about = info.reason
+        elif packed.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+            bad = error_details_pb2.BadRequest()
+            packed.Unpack(bad)
+            if bad.field_violations:
+                field, problem = bad.field_violations[0].field, bad.field_violations[0].description
+    return CallFailedError(code, detail, about=about, field=field, problem=problem)
+
+
+def _status_details(call: Any) -> list[any_pb2.Any]:
+    try:
+        status = rpc_status.from_call(call)
+    except ValueError:  # The details contradict the status, so neither can be believed.
+        return []
+    return list(status.details) if status is not None else []

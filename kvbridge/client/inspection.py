@@ -1,0 +1,132 @@
+"""What a bridge says about itself, for people and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference
+from kvbridge.core.tags import ModelTag
+from kvbridge.v1 import inspect_service_pb2 as pb
+from kvbridge.wire import decode_descriptor, decode_duration, decode_model_tag, decode_reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaInspection:
+    """Where the bytes of the caller's arena are."""
+
+    arena_id: str
+    """Which arena."""
+    size_bytes: int
+    """Size of the arena."""
+    reserved_bytes: int
+    """Lent to producers that are writing or being verified."""
+    committed_bytes: int
+    """In payloads that can be acquired."""
+    draining_bytes: int
+    """In payloads that wait for their last reference."""
+    quarantined_bytes: int
+    """Waiting for a client that may still be touching them."""
+    free_bytes: int
+    """Free."""
+    largest_free_bytes: int
+    """Largest free piece."""
+    touched_bytes: int
+    """Already backed by physical pages."""
+    page_kind: str
+    """What pages the arena has."""
+    payloads: int
+    """Payloads of all states."""
+    leases: int
+    """Live leases."""
+    holds: int
+    """Live holds."""
+    reservations: int
+    """Live reservations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInspection:
+    """A node at one moment."""
+
+    node_id: str
+    """The node's name."""
+    epoch: int
+    """Boot epoch; changes with every start."""
+    version: str
+    """Release of kvbridge."""
+    uptime_seconds: float
+    """Time since the start."""
+    draining: bool
+    """Whether the node is shutting down."""
+    descriptor_socket_path: str
+    """Path of the descriptor socket on the node's host."""
+    sessions: int
+    """Live local clients."""
+    arena: ArenaInspection
+    """The caller's arena."""
+    limits: Mapping[str, float]
+    """Limits in force, by their names in the configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadInspection:
+    """One payload at one moment."""
+
+    reference: PayloadReference
+    """Key and generation."""
+    state: str
+    """Where it is in its life, such as `COMMITTED`."""
+    model: ModelTag
+    """Who computed it."""
+    valid_length: int
+    """Real tokens; 0 before commit."""
+    slot_bytes: int
+    """Bytes of its slot."""
+    leases: int
+    """Live leases."""
+    holds: int
+    """Live holds."""
+    age_seconds: float
+    """Time since it was reserved."""
+    ends_in_seconds: float | None
+    """Time until it ends if nothing happens; absent while it is referenced without limit."""
+    descriptor: PayloadDescriptor | None = None
+    """All that is known of it; only where it was asked for by itself, and after commit."""
+
+
+def decode_node(message: pb.GetNodeResponse) -> NodeInspection:
+    """Return the node in `message`."""
+    arena = {field.name: getattr(message.arena, field.name) for field in pb.ArenaUsage.DESCRIPTOR.fields}
+    known = ArenaInspection.__dataclass_fields__
+    return NodeInspection(
+        node_id=message.node_id,
+        epoch=message.epoch,
+        version=message.version,
+        uptime_seconds=decode_duration(message.uptime, "uptime"),
+        draining=message.draining,
+        descriptor_socket_path=message.descriptor_socket_path,
+        sessions=message.sessions,
+        arena=ArenaInspection(**{name: value for name, value in arena.items() if name in known}),
+        limits=MappingProxyType(dict(message.limits)),
+    )
+
+
+def decode_payload(message: pb.PayloadSummary, *, details: pb.GetPayloadResponse | None = None) -> PayloadInspection:
+    """Return the payload in `message`, with its descriptor if there are `details`."""
+    described = details is not None and details.HasField("descriptor")
+    return PayloadInspection(
+        reference=decode_reference(message.reference),
+        state=pb.PayloadState.Name(message.state).removeprefix("PAYLOAD_STATE_"),
+        model=decode_model_tag(message.model),
+        valid_length=message.valid_length,
+        slot_bytes=message.slot_bytes,
+        leases=message.leases,
+        holds=message.holds,
+        age_seconds=decode_duration(message.age, "age"),
+        ends_in_seconds=(
+            decode_duration(message.time_to_live, "time_to_live") if message.HasField("time_to_live") else None
+        ),
+        descriptor=decode_descriptor(details.descriptor) if details is not None and described else None,
+    )

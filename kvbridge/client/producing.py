@@ -1,0 +1,256 @@
+"""The two ways of a payload into the bridge: written in place, or uploaded by value."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from kvbridge.client.deadlines import Deadline
+from kvbridge.client.failures import CallFailedError
+from kvbridge.client.layouts import lazy_layout
+from kvbridge.client.plans import PublishPlan
+from kvbridge.client.ports import Ports
+from kvbridge.client.private_memory import private_slot
+from kvbridge.client.references import Reference, ReferenceKind
+from kvbridge.client.sessions import Session
+from kvbridge.client.slots import SlotWriter
+from kvbridge.core.descriptor import PayloadReference, Verification
+from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.reasons import Reason
+from kvbridge.v1 import handoff_service_pb2 as pb
+from kvbridge.v1 import types_pb2
+from kvbridge.wire import Seal, decode_duration, decode_reason, decode_reference, encode_seal, encode_spec
+from kvbridge.wire.chunks import UPLOAD_CHUNK_TAG, encode_chunk
+
+CHUNK_BYTES = 1 << 20
+"""Canonical bytes in one message of an upload."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a publication."""
+
+    reference: PayloadReference | None
+    """Key and generation; absent where no slot was ever reserved."""
+    reason: Reason | None
+    """Why it was not published; absent if it was."""
+    detail: str
+    """The same, for people; empty if it was published."""
+    hold: Reference | None = None
+    """The producer's own reference, if one was asked for."""
+
+
+class Production(Protocol):
+    """A payload under way."""
+
+    writer: SlotWriter
+    """Where it is written."""
+    reference: PayloadReference | None
+    """Key and generation, as soon as they are known."""
+
+    def commit(self) -> Outcome:
+        """Seal it; raises `CallFailedError`."""
+
+    def abort(self) -> None:
+        """Give it up; never raises and never waits."""
+
+
+def produce(ports: Ports, plan: PublishPlan) -> Production:
+    """Begin to produce a payload.
+
+    Raises:
+        CallFailedError: no slot can be had.
+    """
+    if ports.connector.target.by_value:
+        return UploadedProduction(ports, plan)
+    return SharedProduction(ports, plan)
+
+
+class SharedProduction:
+    """A payload that is written into a slot of the arena."""
+
+    def __init__(self, ports: Ports, plan: PublishPlan) -> None:
+        """Reserve a slot and map it.
+
+        Raises:
+            CallFailedError: no slot can be had.
+        """
+        deadline = Deadline(plan.reserve_seconds)
+        request = pb.ReserveRequest(request_id=str(uuid.uuid4()), spec=encode_spec(plan.spec))
+        asked_at = time.monotonic()
+        session, answer = ports.connector.call(lambda rpc: rpc.handoff.Reserve, request, deadline)
+        self._ports = ports
+        self._plan = plan
+        self._reservation = ports.reference(
+            session,
+            ReferenceKind.RESERVATION,
+            token=answer.reservation_token,
+            ttl_seconds=decode_duration(answer.time_to_live, "time_to_live"),
+            asked_at=asked_at,
+        )
+        try:
+            self.reference: PayloadReference | None = decode_reference(answer.reference)
+            self.writer = self._writer(answer.location, deadline)
+        except CallFailedError:
+            self._reservation.end()
+            raise
+        except InvalidFieldError as error:
+            self._reservation.end()
+            raise _senseless(error) from error
+
+    def commit(self) -> Outcome:
+        """Seal what was written.
+
+        Raises:
+            CallFailedError: the bridge did not answer in time, or refused.
+        """
+        session, plan = self._reservation.session, self._plan
+        request = pb.CommitRequest(
+            request_id=str(uuid.uuid4()),
+            reservation_token=self._reservation.token,
+            seal=_seal_message(plan, self.writer),
+        )
+        asked_at = time.monotonic()
+        answer = session.call(lambda rpc: rpc.handoff.Commit, request, Deadline(plan.commit_seconds))
+        self._reservation.settle()
+        return _outcome(self._ports, session, answer, asked_at=asked_at)
+
+    def abort(self) -> None:
+        """Return the reservation."""
+        self._reservation.end()
+
+    def _writer(self, location: types_pb2.SlotLocation, deadline: Deadline) -> SlotWriter:
+        spec = self._plan.spec
+        slot_bytes = lazy_layout(spec.geometry, spec.capacity_tokens).slot_bytes
+        arena = self._reservation.session.arena(location.arena_id, deadline, writable=True)
+        if location.length_bytes < slot_bytes or not arena.has(location.offset_bytes, location.length_bytes):
+            raise InvalidFieldError("location", f"{location.length_bytes} bytes do not hold a slot of {slot_bytes}")
+        return SlotWriter(
+            arena.slot(location.offset_bytes, location.length_bytes, self._reservation),
+            spec.geometry,
+            capacity_tokens=spec.capacity_tokens,
+            valid_length=self._plan.valid_length,
+            digested=self._plan.verification is not Verification.NONE,
+        )
+
+
+class UploadedProduction:
+    """A payload that is written into private memory and sent at the commit."""
+
+    def __init__(self, ports: Ports, plan: PublishPlan) -> None:
+        """Make room for the payload without asking the bridge.
+
+        Raises:
+            CallFailedError: this process has no room.
+        """
+        self._ports = ports
+        self._plan = plan
+        self.reference: PayloadReference | None = None
+        layout = lazy_layout(plan.spec.geometry, plan.valid_length)
+        try:
+            buffer = private_slot(layout.slot_bytes)
+        except MemoryError as error:
+            raise CallFailedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+        self.writer = SlotWriter(
+            buffer,
+            plan.spec.geometry,
+            capacity_tokens=plan.valid_length,
+            valid_length=plan.valid_length,
+            digested=plan.verification is not Verification.NONE,
+        )
+
+    def commit(self) -> Outcome:
+        """Send everything, a second time over a new channel if the first found no connection.
+
+        Raises:
+            CallFailedError: the bridge did not take it in time, or refused.
+        """
+        header = pb.UploadRequest(
+            header=pb.UploadHeader(
+                request_id=str(uuid.uuid4()), spec=encode_spec(self._plan.spec), valid_length=self._plan.valid_length
+            )
+        ).SerializeToString()
+        finish = pb.UploadRequest(finish=_seal_message(self._plan, self.writer)).SerializeToString()
+        deadline = Deadline(self._plan.commit_seconds)
+        asked_at = time.monotonic()
+        session, answer = self._ports.connector.call(
+            lambda rpc: lambda _, **options: rpc.upload(self._messages(header, finish), **options), None, deadline
+        )
+        return _outcome(self._ports, session, answer.commit, asked_at=asked_at)
+
+    def abort(self) -> None:
+        """Do nothing: the bridge knows nothing of it, and the memory goes with its last user."""
+
+    def _messages(self, header: bytes, finish: bytes) -> Iterator[bytes]:
+        yield header
+        yield from (encode_chunk(pieces, UPLOAD_CHUNK_TAG) for pieces in chunks(self.writer.canonical(), CHUNK_BYTES))
+        yield finish
+
+
+def chunks(strips: Iterator[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]]:
+    """Yield the bytes of `strips`, in order, as lists of pieces of `chunk_bytes` together; the last may be shorter."""
+    pieces: list[memoryview] = []
+    room = chunk_bytes
+    for strip in strips:
+        rest = strip
+        while rest.nbytes:
+            piece, rest = rest[:room], rest[room:]
+            pieces.append(piece)
+            room -= piece.nbytes
+            if not room:
+                yield pieces
+                pieces, room = [], chunk_bytes
+    if pieces:
+        yield pieces
+
+
+def _seal_message(plan: PublishPlan, writer: SlotWriter) -> pb.PayloadSeal:
+    return encode_seal(
+        Seal(
+            valid_length=plan.valid_length,
+            layer_digests=writer.layer_digests(),
+            verification=plan.verification,
+            hold=plan.hold,
+        )
+    )
+
+
+def _outcome(ports: Ports, session: Session, answer: pb.CommitResponse, *, asked_at: float) -> Outcome:
+    """Return what the bridge answered to a commit.
+
+    Raises:
+        CallFailedError: the answer makes no sense.
+    """
+    try:
+        if answer.WhichOneof("outcome") == "committed":
+            return _published(ports, session, answer.committed, asked_at=asked_at)
+        rejected = answer.rejected
+        return Outcome(
+            reference=decode_reference(rejected.reference),
+            reason=decode_reason(rejected.reason),
+            detail=rejected.detail,
+        )
+    except InvalidFieldError as error:
+        raise _senseless(error) from error
+
+
+def _published(ports: Ports, session: Session, committed: pb.CommittedPayload, *, asked_at: float) -> Outcome:
+    hold = None
+    if committed.hold_token:
+        hold = ports.reference(
+            session,
+            ReferenceKind.HOLD,
+            token=committed.hold_token,
+            ttl_seconds=decode_duration(committed.hold_time_to_live, "hold_time_to_live"),
+            asked_at=asked_at,
+        )
+    return Outcome(reference=decode_reference(committed.descriptor.reference), reason=None, detail="", hold=hold)
+
+
+def _senseless(error: InvalidFieldError) -> CallFailedError:
+    return CallFailedError(grpc.StatusCode.INTERNAL, f"the bridge's answer makes no sense: {error}")

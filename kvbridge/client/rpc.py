@@ -1,0 +1,83 @@
+"""One gRPC channel to a bridge and the methods that are called through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import grpc
+
+from kvbridge.client.deadlines import Deadline
+from kvbridge.client.failures import CallFailedError, failure_of
+from kvbridge.v1 import handoff_service_pb2 as pb
+from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
+from kvbridge.v1.inspect_service_pb2_grpc import InspectServiceStub
+
+CLIENT_METADATA: Final = "kvbridge-client"
+"""The metadata entry that names the client."""
+MESSAGE_BYTES_MAX = 64 << 20
+"""Largest message that is accepted: room for the longest text and token list together."""
+
+_OPTIONS = (
+    # A channel of its own connections: a new channel after a restart must not wait for the old one's backoff.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+)
+
+_Answer = TypeVar("_Answer")
+Method: TypeAlias = Callable[["Rpc"], Callable[..., _Answer]]
+"""Finds the method to call in whatever channel is current."""
+
+
+class Rpc:
+    """A channel; closed for good by `close`."""
+
+    def __init__(self, grpc_target: str, credentials: grpc.ChannelCredentials | None) -> None:
+        """Prepare to connect at the first call; without `credentials` there is no transport security."""
+        if credentials is None:
+            self._channel = grpc.insecure_channel(grpc_target, options=_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(grpc_target, credentials, options=_OPTIONS)
+        self.handoff = HandoffServiceStub(self._channel)
+        self.inspect = InspectServiceStub(self._channel)
+        # Bulk bytes pass as serialized messages, because a protobuf library would copy them several times.
+        self.upload: grpc.StreamUnaryMultiCallable[bytes, pb.UploadResponse] = self._channel.stream_unary(
+            "/kvbridge.v1.HandoffService/Upload",
+            request_serializer=None,
+            response_deserializer=pb.UploadResponse.FromString,
+        )
+        self.download: grpc.UnaryStreamMultiCallable[pb.DownloadRequest, bytes] = self._channel.unary_stream(
+            "/kvbridge.v1.HandoffService/Download",
+            request_serializer=pb.DownloadRequest.SerializeToString,
+            response_deserializer=None,
+        )
+
+    def close(self) -> None:
+        """Close the channel; calls under way fail."""
+        self._channel.close()
+
+    def call(self, method: Callable[..., _Answer], request: Any, deadline: Deadline, client: str) -> _Answer:
+        """Make one call.
+
+        Raises:
+            CallFailedError: there was no answer in time, or an error status.
+        """
+        try:
+            return method(request, timeout=deadline.remaining_seconds, metadata=((CLIENT_METADATA, client),))
+        except grpc.RpcError as error:
+            raise failure_of(error) from error
+        except ValueError as error:  # What grpc raises for a channel that another thread has closed.
+            raise CallFailedError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+
+    def stream(self, request: pb.DownloadRequest, deadline: Deadline, client: str) -> Iterator[bytes]:
+        """Yield the serialized messages of a download; errors as for `call`."""
+        messages = self.call(self.download, request, deadline, client)
+        try:
+            yield from messages
+        except grpc.RpcError as error:
+            raise failure_of(error) from error
+        finally:
+            cast("Any", messages).cancel()

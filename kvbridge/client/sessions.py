@@ -1,0 +1,175 @@
+"""One client's standing with one bridge: its name, its channel, and the arenas it maps."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from kvbridge.client.arenas import ArenaView
+from kvbridge.client.deadlines import Deadline
+from kvbridge.client.failures import DRAINING, CallFailedError
+from kvbridge.client.rpc import Method, Rpc
+from kvbridge.client.targets import Target
+from kvbridge.memory.attachment import Attachment
+from kvbridge.memory.errors import (
+    AttachmentError,
+    AttachmentTimeoutError,
+    DescriptorRefusedError,
+    MappingUnavailableError,
+    RefusalCode,
+)
+
+_CLIENT_NAME_BYTES = 24
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSnapshot:
+    """A session at one moment, without the name that proves it."""
+
+    attached: bool
+    """Whether it shares memory with the bridge."""
+    epoch: int
+    """Boot epoch of the bridge; 0 for clients by value."""
+    alive: bool
+    """Whether references of this session may still be live."""
+    arenas: tuple[str, ...]
+    """Arenas that are mapped."""
+
+
+class Session:
+    """Owns references at the bridge. A local session ends with the bridge's process; one by value never does."""
+
+    def __init__(
+        self, target: Target, credentials: grpc.ChannelCredentials | None, attachment: Attachment | None
+    ) -> None:
+        """Speak for the client that `attachment` names, or for a new one of a name that nobody can guess."""
+        self._target = target
+        self._credentials = credentials
+        self._attachment = attachment
+        self.client = attachment.session_token if attachment else secrets.token_urlsafe(_CLIENT_NAME_BYTES)
+        self.epoch = attachment.epoch if attachment else 0
+        self._rpc = Rpc(target.grpc_target, credentials)
+        self._arenas: dict[tuple[str, bool], ArenaView] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        kind = "attached" if self._attachment else "by value"
+        return f"<Session {kind} at {self._target.grpc_target}, {'alive' if self.alive else 'ended'}>"
+
+    @property
+    def alive(self) -> bool:
+        """Tell, without waiting, whether references of this session may still be live."""
+        return not self._closed and (self._attachment is None or not self._attachment.closed)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Tell whether slots are read and written in place."""
+        return self._attachment is not None
+
+    def call(self, method: Method[_Answer], request: Any, deadline: Deadline) -> _Answer:
+        """Make one call, and a second one over a new channel if the first found no connection.
+
+        Raises:
+            CallFailedError: there was no answer in time, or an error status.
+        """
+        rpc = self._rpc
+        try:
+            return rpc.call(method(rpc), request, deadline, self.client)
+        except CallFailedError as failure:
+            if not self._worth_repeating(failure, deadline):
+                raise
+        rpc = self._reconnected(rpc)
+        return rpc.call(method(rpc), request, deadline, self.client)
+
+    def streaming(self) -> Rpc:
+        """Return the channel to stream over; a stream that breaks is not repeated here."""
+        return self._rpc
+
+    def arena(self, arena_id: str, deadline: Deadline, *, writable: bool) -> ArenaView:
+        """Return an arena, mapped once for all who ask.
+
+        Raises:
+            CallFailedError: the bridge gives no descriptor, or the kernel no mapping.
+        """
+        view = self._arenas.get((arena_id, writable))
+        if view is not None:
+            return view
+        if self._attachment is None:
+            raise CallFailedError(grpc.StatusCode.FAILED_PRECONDITION, "a client by value maps no arena")
+        if not self._lock.acquire(timeout=deadline.remaining_seconds):
+            raise CallFailedError.timed_out("mapping the arena")
+        try:
+            view = self._arenas.get((arena_id, writable))
+            if view is None:
+                view = self._arenas[arena_id, writable] = _mapped(
+                    self._attachment, arena_id, deadline, writable=writable
+                )
+        finally:
+            self._lock.release()
+        return view
+
+    def close(self) -> None:
+        """End the session, and with it, for a local client, all of its references; a second time does nothing."""
+        self._closed = True
+        if self._attachment is not None:
+            self._attachment.close()
+        self._rpc.close()
+        for view in list(self._arenas.values()):
+            view.close()
+
+    def snapshot(self) -> SessionSnapshot:
+        """Return the session's state."""
+        return SessionSnapshot(
+            attached=self._attachment is not None,
+            epoch=self.epoch,
+            alive=self.alive,
+            arenas=tuple(sorted({arena_id for arena_id, _ in self._arenas})),
+        )
+
+    def _worth_repeating(self, failure: CallFailedError, deadline: Deadline) -> bool:
+        unconnected = failure.code is grpc.StatusCode.UNAVAILABLE and not failure.draining
+        return unconnected and self.alive and not deadline.passed
+
+    def _reconnected(self, failed: Rpc) -> Rpc:
+        """Return a channel other than the one that `failed`, made by whichever thread comes first."""
+        with self._lock:
+            if self._rpc is failed and not self._closed:
+                self._rpc = Rpc(self._target.grpc_target, self._credentials)
+                failed.close()
+            return self._rpc
+
+
+def attach(path: str, deadline: Deadline) -> Attachment:
+    """Open a session at the descriptor socket.
+
+    Raises:
+        CallFailedError: no bridge answers there in time, or it refuses.
+    """
+    return _attached(lambda: Attachment.open(path, deadline.remaining_seconds))
+
+
+def _mapped(attachment: Attachment, arena_id: str, deadline: Deadline, *, writable: bool) -> ArenaView:
+    fd = _attached(lambda: attachment.arena_descriptor(arena_id, writable, deadline.remaining_seconds))
+    try:
+        return ArenaView(arena_id, fd, writable=writable)
+    except MappingUnavailableError as error:
+        raise CallFailedError(grpc.StatusCode.INTERNAL, str(error)) from error
+
+
+def _attached(work: Callable[[], _Answer]) -> _Answer:
+    """Do something at the descriptor socket, and raise its errors as those of a call."""
+    try:
+        return work()
+    except AttachmentTimeoutError as error:
+        raise CallFailedError(grpc.StatusCode.DEADLINE_EXCEEDED, str(error)) from error
+    except AttachmentError as error:
+        refused = isinstance(error, DescriptorRefusedError) and error.code is RefusalCode.DRAINING
+        raise CallFailedError(grpc.StatusCode.UNAVAILABLE, str(error), about=DRAINING if refused else "") from error

@@ -1,0 +1,124 @@
+"""Writing a payload: every layer straight into its place, digested while it is hot in the processor's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvbridge.client.digests import digest_layer
+from kvbridge.client.errors import UnknownLayerError
+from kvbridge.client.layouts import lazy_layout
+from kvbridge.client.paged import KvBlocks, Paging, check_table, separate
+from kvbridge.client.sources import check_source, copy_source
+from kvbridge.client.views import torch_by_head, torch_in_memory_order
+from kvbridge.core.geometry import CacheGeometry
+from kvbridge.core.layout import Region, Role
+from kvbridge.memory.region import CharArray
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SlotWriter:
+    """A slot that is being written, in an arena or in private memory. Threads may write different layers at once."""
+
+    def __init__(
+        self, buffer: CharArray, geometry: CacheGeometry, *, capacity_tokens: int, valid_length: int, digested: bool
+    ) -> None:
+        """Write into `buffer`, which starts with the slot's header; `digested` to digest what is written."""
+        self.buffer = buffer
+        self.valid_length = valid_length
+        self.layout = lazy_layout(geometry, capacity_tokens)
+        self._layers = geometry.layers
+        self._digested = digested
+        self._digests: dict[int, bytes] = {}
+        self._written: set[tuple[int, Role]] = set()
+        self._viewed: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<SlotWriter {len(self._written) // 2} of {len(self._layers)} layers>"
+
+    @property
+    def memory(self) -> memoryview:
+        """Return the slot's bytes, header included."""
+        return memoryview(self.buffer).cast("B")
+
+    @property
+    def missing_layers(self) -> tuple[int, ...]:
+        """Return the layers of which K or V was not written."""
+        return tuple(layer for layer in self._layers if not {(layer, role) for role in Role} <= self._written)
+
+    def write(self, layer: int, k: object, v: object) -> None:
+        """Check K and V and copy them; what was written before is overwritten.
+
+        Raises:
+            UnknownLayerError: the geometry has no such layer.
+            ArgumentTypeError: one is no tensor or array, or of another dtype.
+            ShapeMismatchError: one does not have the layer's shape.
+        """
+        regions = self._regions_of(layer)
+        for value, field, region in zip((k, v), ("k", "v"), regions, strict=True):
+            check_source(value, field, region, self._tokens(region))
+        self._forget(layer)
+        for value, region in zip((k, v), regions, strict=True):
+            copy_source(value, self.buffer, region, self._tokens(region))
+        self._note(layer)
+
+    def write_paged(self, layer: int, kv_blocks: KvBlocks, paging: Paging, *, kv_axis: int | None) -> None:
+        """Gather K and V out of their blocks; errors as for `write`."""
+        regions = self._regions_of(layer)
+        check_table(paging.block_table)
+        pair = separate(kv_blocks, kv_axis)
+        self._forget(layer)
+        for blocks, region in zip(pair, regions, strict=True):
+            tokens = self._tokens(region)
+            paging.gather(blocks, torch_by_head(self.buffer, region, tokens), tokens=tokens)
+        self._note(layer)
+
+    def view(self, layer: int, role: Role) -> torch.Tensor:
+        """Return the place of K or V, to be written before the commit, in the geometry's order.
+
+        Raises:
+            UnknownLayerError: the geometry has no such layer.
+        """
+        region = self._regions_of(layer)[0 if role is Role.KEY else 1]
+        self._viewed.add(layer)
+        self._written.add((layer, role))
+        return torch_in_memory_order(self.buffer, region, self._tokens(region))
+
+    def layer_digests(self) -> tuple[bytes, ...]:
+        """Return the digest of every layer, in layer order; nothing if the writer does not digest.
+
+        Layers of which a view was given out are digested now, because nobody can tell when they were last written.
+        """
+        if not self._digested:
+            return ()
+        return tuple(self._digest(layer) if layer in self._viewed else self._digests[layer] for layer in self._layers)
+
+    def canonical(self) -> Iterator[memoryview]:
+        """Yield the canonical bytes of the whole payload, strip by strip."""
+        slot = self.memory
+        for strip in self.layout.canonical(self.valid_length):
+            yield slot[strip.offset_bytes : strip.offset_bytes + strip.length_bytes]
+
+    def _regions_of(self, layer: int) -> tuple[Region, Region]:
+        if layer not in self.layout:
+            raise UnknownLayerError(
+                "layer", f"the geometry has no layer {layer!r}; it has {len(self._layers)}, up to {self._layers[-1]}"
+            )
+        return self.layout.regions(layer)
+
+    def _tokens(self, region: Region) -> int:
+        return region.group.stored_tokens(self.valid_length)
+
+    def _forget(self, layer: int) -> None:
+        """Count a layer as missing until a copy into it is complete, so that a failed one is never committed."""
+        self._written.difference_update((layer, role) for role in Role)
+
+    def _note(self, layer: int) -> None:
+        self._written.update((layer, role) for role in Role)
+        if self._digested:
+            self._digests[layer] = self._digest(layer)
+
+    def _digest(self, layer: int) -> bytes:
+        return digest_layer(self.memory, self.layout.regions(layer), self.valid_length)
