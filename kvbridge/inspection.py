@@ -1,10 +1,109 @@
-"""`kvbridge node` and `kvbridge payloads`: what a running bridge holds, for a person or as JSON."""
+"""`kvbridge node`, `kvbridge payloads` and `kvbridge payload`: what a running bridge holds, for a person or as JSON."""
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.json_format import MessageToDict
+
+import kvbridge
+from kvbridge.wire import encode_descriptor
+
+if TYPE_CHECKING:
+    from kvbridge.client.inspection import NodeInspection, PayloadInspection
+
+_MIB = 1 << 20
+_BYTE_STATES = ("reserved", "committed", "draining", "quarantined", "free")
 
 
 def add_commands(commands: Any) -> None:
     """Add this module's commands to the parser."""
-    del commands
+    _add(commands, "node", "show a running bridge: memory by state, references, limits", _node)
+    payloads = _add(commands, "payloads", "list what is published, newest first", _payloads)
+    payloads.add_argument("--prefix", default="", help="only keys that start with this")
+    payload = _add(commands, "payload", "show one payload in full", _payload)
+    payload.add_argument("key")
+    payload.add_argument("--generation", type=int, default=0, help="0, the default, means the newest")
+
+
+def _add(commands: Any, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> Any:
+    command = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    command.add_argument("--target", help="unix:/path or host:port; by default this host's bridge")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=run)
+    return command
+
+
+def _node(options: argparse.Namespace) -> int:
+    with kvbridge.connect(options.target) as bridge:
+        node = bridge.node()
+    _show(options, _node_fields(node), _node_lines(node))
+    return 0
+
+
+def _payloads(options: argparse.Namespace) -> int:
+    with kvbridge.connect(options.target) as bridge:
+        found = bridge.payloads(options.prefix)
+    _show(options, [_summary(payload) for payload in found], _payload_lines(found))
+    return 0
+
+
+def _payload(options: argparse.Namespace) -> int:
+    with kvbridge.connect(options.target) as bridge:
+        found = bridge.payload(options.key, options.generation)
+    if found is None:
+        _show(options, None, ["no payload occupies memory under this key and generation"])
+        return 1
+    fields = {**_summary(found), "descriptor": _described(found)}
+    _show(options, fields, json.dumps(fields, indent=2, default=str).splitlines())
+    return 0
+
+
+def _summary(payload: PayloadInspection) -> dict[str, Any]:
+    return asdict(replace(payload, descriptor=None))
+
+
+def _described(payload: PayloadInspection) -> dict[str, Any] | None:
+    """Return a descriptor in protobuf's JSON form, without its token ids, of which there may be very many."""
+    if payload.descriptor is None:
+        return None
+    return MessageToDict(encode_descriptor(payload.descriptor), preserving_proto_field_name=True)
+
+
+def _show(options: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
+    sys.stdout.write((json.dumps(value, default=str) if options.json else "\n".join(lines)) + "\n")
+
+
+def _node_fields(node: NodeInspection) -> dict[str, Any]:
+    """Return a node as plain values."""
+    names = ("node_id", "version", "epoch", "uptime_seconds", "draining", "descriptor_socket_path", "sessions")
+    plain = {name: getattr(node, name) for name in names}
+    return {**plain, "arena": asdict(node.arena), "limits": dict(node.limits)}
+
+
+def _node_lines(node: NodeInspection) -> Iterable[str]:
+    arena = node.arena
+    state = "draining" if node.draining else "serving"
+    up = f"up {node.uptime_seconds:,.0f} s"
+    yield f"{node.node_id}  kvbridge {node.version}  {state}  {up}  {node.sessions} local clients"
+    yield f"arena {arena.arena_id}: {arena.size_bytes / _MIB:,.0f} MiB of {arena.page_kind} pages"
+    for name in _BYTE_STATES:
+        count = getattr(arena, f"{name}_bytes")
+        yield f"  {name:<12}{count / _MIB:>10,.1f} MiB  {count / arena.size_bytes:>6.1%}"
+    yield f"  {arena.payloads} payloads, {arena.leases} leases, {arena.holds} holds, {arena.reservations} reservations"
+    for name, value in sorted(node.limits.items()):
+        yield f"  {name:<28}{value:>18,.12g}"
+
+
+def _payload_lines(payloads: Iterable[PayloadInspection]) -> Iterable[str]:
+    yield f"{'state':<12}{'tokens':>8}{'MiB':>10}{'leases':>8}{'holds':>7}{'age s':>9}{'ends in s':>11}  key@generation"
+    for payload in payloads:
+        ends = "-" if payload.ends_in_seconds is None else f"{payload.ends_in_seconds:,.0f}"
+        numbers = f"{payload.valid_length:>8,}{payload.slot_bytes / _MIB:>10,.1f}{payload.leases:>8}{payload.holds:>7}"
+        name = f"{payload.reference.key}@{payload.reference.generation}"
+        yield f"{payload.state:<12}{numbers}{payload.age_seconds:>9,.0f}{ends:>11}  {name}"
