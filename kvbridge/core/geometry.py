@@ -207,6 +207,8 @@ class CacheGeometry:
     """Over how many shards the heads are split."""
     _group_of_layer: dict[int, LayerGroup] = field(init=False, repr=False, compare=False)
     """Derived: the group of each layer index."""
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Derived: geometries key caches on the path of every handoff, and have hundreds of values."""
 
     def __post_init__(self) -> None:
         """Refuse overlapping groups and impossible shards.
@@ -224,6 +226,11 @@ class CacheGeometry:
             "a layer is in two groups",
         )
         object.__setattr__(self, "_group_of_layer", dict(sorted(by_layer.items())))
+        object.__setattr__(self, "_hash", hash((self.groups, self.tensor_parallel_rank, self.tensor_parallel_size)))
+
+    def __hash__(self) -> int:
+        """Return the hash that was computed once."""
+        return self._hash
 
     @property
     def layers(self) -> tuple[int, ...]:

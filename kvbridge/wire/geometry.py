@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import cast
 
 from kvbridge.core.errors import InvalidFieldError
@@ -26,8 +27,13 @@ _POSITIONS = EnumCodec(PositionKind, dict(pb.PositionKind.items()), "POSITION_KI
 _PAIRINGS = EnumCodec(RopePairing, dict(pb.RopePairing.items()), "ROPE_PAIRING_")
 
 
+_GEOMETRIES_MAX = 256
+"""Most geometries kept in either direction: a node meets few, and meets them on every handoff."""
+
+
+@lru_cache(maxsize=_GEOMETRIES_MAX)
 def encode_geometry(geometry: CacheGeometry) -> pb.CacheGeometry:
-    """Return `geometry` as a message."""
+    """Return `geometry` as a message, which is shared: put it into another message, which copies it, or copy it."""
     return pb.CacheGeometry(
         groups=[_encode_group(group) for group in geometry.groups],
         tensor_parallel_rank=geometry.tensor_parallel_rank,
@@ -36,11 +42,17 @@ def encode_geometry(geometry: CacheGeometry) -> pb.CacheGeometry:
 
 
 def decode_geometry(message: pb.CacheGeometry) -> CacheGeometry:
-    """Return the geometry in `message`.
+    """Return the geometry in `message`; the same object for the same message, so that comparing is quick.
 
     Raises:
         InvalidFieldError: a field is missing, unknown or out of range.
     """
+    return _decode_serialized(message.SerializeToString(deterministic=True))
+
+
+@lru_cache(maxsize=_GEOMETRIES_MAX)
+def _decode_serialized(serialized: bytes) -> CacheGeometry:
+    message = pb.CacheGeometry.FromString(serialized)
     return CacheGeometry(
         groups=tuple(_decode_group(group) for group in message.groups),
         tensor_parallel_rank=message.tensor_parallel_rank,

@@ -85,7 +85,9 @@ def _tokens_are_a_prefix(terms: AcquireTerms, candidate: Candidate) -> str | Non
 
 def _geometry_is_accepted(terms: AcquireTerms, candidate: Candidate) -> str | None:
     found = _described(candidate).geometry
-    return None if terms.geometry is None else _geometry_difference(terms.geometry, found)
+    if terms.geometry is None or terms.geometry is found:
+        return None
+    return _geometry_difference(terms.geometry, found)
 
 
 def _valid_length_fits(terms: AcquireTerms, candidate: Candidate) -> str | None:
@@ -101,7 +103,7 @@ def _positions_are_the_same(terms: AcquireTerms, candidate: Candidate) -> str | 
     descriptor = _described(candidate)
     if descriptor.first_position != terms.first_position:
         return f"first position: consumer has {terms.first_position}, payload has {descriptor.first_position}"
-    if terms.geometry is None:
+    if terms.geometry is None or terms.geometry is descriptor.geometry:
         return None
     for layer in set(terms.geometry.layers) & set(descriptor.geometry.layers):
         mine = terms.geometry.group_of(layer).position_encoding
