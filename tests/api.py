@@ -6,7 +6,7 @@ import mmap
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import grpc
 import numpy as np
@@ -84,9 +84,8 @@ class ApiClient:
 
     def commit(self, token: str, **seal: Any) -> pb.CommitResponse:
         """Commit a reservation."""
-        return self.call(
-            "Commit", pb.CommitRequest(request_id=request_id(), reservation_token=token, seal=pb.PayloadSeal(**seal))
-        )
+        request = pb.CommitRequest(request_id=request_id(), reservation_token=token, seal=pb.PayloadSeal(**seal))
+        return cast("pb.CommitResponse", self.call("Commit", request))
 
     def publish(
         self, spec: PayloadSpec | None = None, *, seed: int = 0, **seal: Any
@@ -112,7 +111,8 @@ class ApiClient:
 
     def release(self, *tokens: str) -> pb.ReleaseResponse:
         """Release references."""
-        return self.call("Release", pb.ReleaseRequest(request_id=request_id(), tokens=tokens))
+        request = pb.ReleaseRequest(request_id=request_id(), tokens=tokens)
+        return cast("pb.ReleaseResponse", self.call("Release", request))
 
     def download(self, token: str, offset_bytes: int = 0) -> Iterator[bytes]:
         """Yield the chunks of a leased payload."""
@@ -211,7 +211,7 @@ def upload_messages(
 
 def field_of(error: grpc.RpcError) -> str:
     """Return the field that an error of use names in its details."""
-    status = rpc_status.from_call(error)
+    status = rpc_status.from_call(cast("grpc.Call", error))
     assert status is not None, error
     info = error_details_pb2.ErrorInfo()
     [packed] = [detail for detail in status.details if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR)]

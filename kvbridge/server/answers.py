@@ -68,6 +68,8 @@ class Answers:
             answer: _Answer = await asyncio.shield(entry.task)
         except asyncio.CancelledError:
             if stops_with_caller:
+                # Forgotten at once, so that the next try does not meet the one that is being stopped.
+                self._forget((client_id, request_id), entry.task)
                 entry.task.cancel()
             raise
         return answer
@@ -86,8 +88,12 @@ class Answers:
 
     def _forget_error(self, name: tuple[str, str], done: asyncio.Task[Any]) -> None:
         self._running.discard(done)
+        if done.cancelled() or done.exception() is not None:
+            self._forget(name, done)
+
+    def _forget(self, name: tuple[str, str], task: asyncio.Task[Any]) -> None:
         entry = self._entries.get(name)
-        if (done.cancelled() or done.exception() is not None) and entry is not None and entry.task is done:
+        if entry is not None and entry.task is task:
             del self._entries[name]
 
 

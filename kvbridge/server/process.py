@@ -136,7 +136,7 @@ def _build_server(bridge: Bridge) -> tuple[aio.Server, HealthServicer, int | Non
     handoff = HandoffServicer(bridge, answers)  # type: ignore[abstract] # its bulk methods are the ones above
     add_HandoffServiceServicer_to_server(handoff, server)
     add_InspectServiceServicer_to_server(InspectServicer(bridge), server)
-    healthy: HealthServicer = health.aio.HealthServicer()  # type: ignore[attr-defined] # the stubs lack it
+    healthy: HealthServicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     if config.reflection:
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)

@@ -1,0 +1,98 @@
+"""Remembered answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvbridge.core.errors import InvalidFieldError, UnavailableError
+from kvbridge.server.answers import Answers
+from kvbridge.v1 import handoff_service_pb2 as pb
+
+REQUEST = pb.RenewRequest(tokens=["a"])
+
+
+class Work:
+    """Counts how often it is done; waits for `go`; fails while told to."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.fails = False
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def __call__(self) -> int:
+        await self.go.wait()
+        self.done += 1
+        if self.fails:
+            raise UnavailableError("not now")
+        return self.done
+
+
+async def test_a_repeated_request_gets_the_first_answer() -> None:
+    """The same client and id give the same answer; another client's same id is another request."""
+    answers, work = Answers(10), Work()
+    assert [await answers.once("client", "id", REQUEST, work) for _ in range(3)] == [1, 1, 1]
+    assert await answers.once("other", "id", REQUEST, work) == 2
+
+
+async def test_a_request_in_flight_is_not_done_twice() -> None:
+    """A repetition that comes before the first answer waits for it."""
+    answers, work = Answers(10), Work()
+    work.go.clear()
+    calls = [asyncio.create_task(answers.once("client", "id", REQUEST, work)) for _ in range(3)]
+    await asyncio.sleep(0)
+    work.go.set()
+    assert await asyncio.gather(*calls) == [1, 1, 1]
+
+
+async def test_an_error_is_not_remembered() -> None:
+    """A request that failed can be tried again under its id."""
+    answers, work = Answers(10), Work()
+    work.fails = True
+    with pytest.raises(UnavailableError):
+        await answers.once("client", "id", REQUEST, work)
+    work.fails = False
+    assert await answers.once("client", "id", REQUEST, work) == 2
+
+
+async def test_an_id_cannot_be_used_for_another_request() -> None:
+    """The same id with other content is refused."""
+    answers, work = Answers(10), Work()
+    await answers.once("client", "id", REQUEST, work)
+    with pytest.raises(InvalidFieldError, match="another request"):
+        await answers.once("client", "id", pb.RenewRequest(tokens=["b"]), work)
+    with pytest.raises(InvalidFieldError, match="another request"):
+        await answers.once("client", "id", pb.ReleaseRequest(), work)
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 65, "a\n"])
+async def test_an_unfit_id_is_refused(request_id: str) -> None:
+    """Ids are short and printable."""
+    with pytest.raises(InvalidFieldError):
+        await Answers(10).once("client", request_id, REQUEST, Work())
+
+
+async def test_the_oldest_answers_are_forgotten() -> None:
+    """No more answers are kept than the limit says."""
+    answers, work = Answers(2), Work()
+    for number in range(5):
+        await answers.once("client", str(number), REQUEST, work)
+    assert len(answers) == 2
+    assert await answers.once("client", "0", REQUEST, work) == 6
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_work_goes_on_without_its_caller_unless_it_reads_from_it(stops: bool) -> None:
+    """A caller that goes away leaves its work running for the next try, or takes it along if it must."""
+    answers, work = Answers(10), Work()
+    work.go.clear()
+    call = asyncio.create_task(answers.once("client", "id", REQUEST, work, stops_with_caller=stops))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    work.go.set()
+    assert await answers.once("client", "id", REQUEST, work) == 1
+    assert len(answers) == 1

@@ -1,0 +1,92 @@
+"""Settings from file, environment and flags."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbridge.config import BridgeConfig, ConfigurationError, default_socket_path, descriptor_socket_path, load_config
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    """Flags win over variables, variables over the file, the file over the defaults."""
+    file = tmp_path / "bridge.toml"
+    file.write_text('lease_ttl_seconds = 1\nttl_seconds = 2.5\nlinger_seconds = 3\nnode_id = "n"\npretouch = false\n')
+    config = load_config(
+        str(file),
+        environment={"KVBRIDGE_TTL_SECONDS": "20", "KVBRIDGE_LINGER_SECONDS": "30", "KVBRIDGE_REFLECTION": "no"},
+        overrides={"linger_seconds": 300.0},
+    )
+    assert (config.lease_ttl_seconds, config.ttl_seconds, config.linger_seconds) == (1.0, 20.0, 300.0)
+    assert (config.node_id, config.pretouch, config.reflection) == ("n", False, False)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["no_such = 1", 'arena_bytes = "many"', "pretouch = 1", "arena_bytes = 1.5", "not toml", "insecure = 'yes'"],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    """An unknown setting, a wrong type and a file that is no TOML raise, naming the file."""
+    file = tmp_path / "bad.toml"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=r"bad\.toml"):
+        load_config(str(file), environment={})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("KVBRIDGE_ARENA_BYTES", "1e9"), ("KVBRIDGE_PRETOUCH", "maybe"), ("KVBRIDGE_LEASE_TTL_SECONDS", "soon")],
+)
+def test_a_bad_variable_is_refused_by_name(variable: str, value: str) -> None:
+    """A value that cannot be read raises, naming the variable."""
+    with pytest.raises(ConfigurationError, match=variable):
+        load_config(environment={variable: value})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"listen": "0.0.0.0:80"},
+        {"listen": "example.org:80"},
+        {"listen": "127.0.0.1"},
+        {"listen": "127.0.0.1:65536"},
+        {"listen": ":80"},
+        {"arena_bytes": 0},
+        {"verify_threads": -1},
+        {"lease_ttl_seconds": -1.0},
+        {"ttl_seconds": 1e9},
+    ],
+)
+def test_settings_out_of_range_are_refused(changes: dict[str, Any]) -> None:
+    """What cannot be, or would be open to others by accident, raises and names the setting."""
+    with pytest.raises(ConfigurationError, match=next(iter(changes))):
+        BridgeConfig(**changes)
+
+
+@pytest.mark.parametrize("listen", ["", "127.0.0.1:0", "localhost:7411", "[::1]:7411"])
+def test_the_loopback_needs_no_permission(listen: str) -> None:
+    """Loopback addresses, or none, are allowed; others need `insecure`."""
+    assert BridgeConfig(listen=listen).listen == listen
+    assert BridgeConfig(listen="0.0.0.0:7411", insecure=True).insecure
+
+
+def test_every_setting_is_documented_where_it_is_declared() -> None:
+    """Each field has a docstring of its own below it."""
+    source = Path(__file__).parents[2].joinpath("kvbridge", "config.py").read_text()
+    for setting in fields(BridgeConfig):
+        after = source.split(f"    {setting.name}: ", 1)[1].split("\n", 2)
+        assert after[1].strip().startswith('"""'), setting.name
+
+
+def test_clients_and_node_meet_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable wins; without it the path depends on the user alone; the descriptor socket lies beside it."""
+    monkeypatch.setenv("KVBRIDGE_SOCKET", "/somewhere/b.sock")
+    assert default_socket_path() == "/somewhere/b.sock"
+    assert descriptor_socket_path("/somewhere/b.sock") == "/somewhere/descriptors.sock"
+    monkeypatch.delenv("KVBRIDGE_SOCKET")
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
+    assert default_socket_path() == "/run/user/1000/kvbridge/bridge.sock"
