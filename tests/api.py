@@ -73,9 +73,8 @@ class ApiClient:
 
     def reserve(self, spec: PayloadSpec | None = None) -> pb.ReserveResponse:
         """Reserve a slot."""
-        return self.call(
-            "Reserve", pb.ReserveRequest(request_id=request_id(), spec=encode_spec(spec or builders.spec()))
-        )
+        request = pb.ReserveRequest(request_id=request_id(), spec=encode_spec(spec or builders.spec()))
+        return cast("pb.ReserveResponse", self.call("Reserve", request))
 
     def slot(self, location: types_pb2.SlotLocation, *, writable: bool = True) -> memoryview:
         """Return the shared bytes of a slot, header included."""

@@ -39,6 +39,8 @@ RETRY_SECONDS_MIN = 0.1
 """Shortest pause before a silent bridge is asked again."""
 RETRY_SECONDS_MAX = 2.0
 """Longest pause before a silent bridge is asked again."""
+GATHER_SECONDS = 0.005
+"""How long after the first returned reference others are gathered: a message for each would slow the next acquire."""
 TOKENS_PER_CALL_MAX = 1000
 """Most references in one message."""
 _RENEWALS_PER_TTL = 3
@@ -156,6 +158,8 @@ class Keeper:
         due_at = min(self._renew_at, self._send_at if self._batches else float("inf"))
         try:
             self._wake.get(timeout=None if due_at == float("inf") else max(due_at - time.monotonic(), 0.0))
+            if not self._stopping:
+                time.sleep(GATHER_SECONDS)
             while True:  # One look at the notes answers all calls up to now.
                 self._wake.get_nowait()
         except queue.Empty:

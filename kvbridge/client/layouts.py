@@ -61,9 +61,10 @@ class LazyLayout:
 
     def _placed(self, layer: int) -> tuple[Region, Region]:
         moved_bytes = self._offsets[layer] - HEADER_BYTES
+        group = self.geometry.group_of(layer)
         key, value = (
-            replace(region, layer=layer, offset_bytes=region.offset_bytes + moved_bytes)
-            for region in self._first_layers[self.geometry.group_of(layer)].regions
+            replace(region, layer=layer, group=group, offset_bytes=region.offset_bytes + moved_bytes)
+            for region in self._first_layers[group].regions
         )
         return key, value
 

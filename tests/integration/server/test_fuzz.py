@@ -192,8 +192,9 @@ def test_the_descriptor_socket_survives_random_messages(target: BridgeProcess, s
     before = target.open_descriptors()
     for _ in range(ROUNDS):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw, socket.socket(socket.AF_UNIX) as smuggled:
-            raw.settimeout(CALL_SECONDS)
+            # Blocking: with a time-out python does not wait for a place in the queue.
             raw.connect(target.descriptor_socket)
+            raw.settimeout(CALL_SECONDS)
             for _ in range(dice.randrange(1, 4)):
                 descriptors = [smuggled.fileno()] if dice.random() < 0.3 else []
                 try:
