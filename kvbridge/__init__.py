@@ -96,15 +96,17 @@ _CLIENT_MODULES = ("bridge", "batches", "errors", "handoffs", "kv_views", "publi
 """Modules of `kvbridge.client` that the names above come from, as far as they are not imported here."""
 
 
-def __getattr__(name: str) -> Any:
-    """Load the SDK when one of its names is first asked for."""
-    if name in __all__:
-        for module_name in _CLIENT_MODULES:
-            module = importlib.import_module(f"kvbridge.client.{module_name}")
-            if name in vars(module):
-                globals().update({name: getattr(module, name)})
-                return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # For a type checker every name would exist.
+
+    def __getattr__(name: str) -> Any:
+        """Load the SDK when one of its names is first asked for."""
+        if name in __all__:
+            for module_name in _CLIENT_MODULES:
+                module = importlib.import_module(f"kvbridge.client.{module_name}")
+                if name in vars(module):
+                    globals()[name] = getattr(module, name)
+                    return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -65,7 +65,12 @@ class RecordingSession:
 
 
 def reference(
-    session: RecordingSession, on_end: Any, token: str = "t", *, kind: ReferenceKind = ReferenceKind.LEASE, **changes: Any
+    session: RecordingSession,
+    on_end: Any,
+    token: str = "t",
+    *,
+    kind: ReferenceKind = ReferenceKind.LEASE,
+    **changes: Any,
 ) -> Reference:
     """Return a reference of `session`."""
     fields: dict[str, Any] = {"ttl_seconds": 30.0, "asked_at": time.monotonic(), "keepalive": None}

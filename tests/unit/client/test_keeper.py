@@ -133,9 +133,7 @@ def test_nothing_is_sent_to_a_dead_session(keeper: Keeper, session: RecordingSes
     assert not session.requests
 
 
-def test_stopping_returns_everything(
-    keeper: Keeper, session: RecordingSession, connector: RecordingConnector
-) -> None:
+def test_stopping_returns_everything(keeper: Keeper, session: RecordingSession, connector: RecordingConnector) -> None:
     """What is still in use is returned, its owners are told, and the connection is closed last."""
     held = [reference(session, keeper.ended, str(index)) for index in range(3)]
     for lease in held:

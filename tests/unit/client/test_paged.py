@@ -63,7 +63,9 @@ def test_scattering_is_the_inverse_of_gathering(total: int, skip: int, block_siz
 @pytest.mark.parametrize("axis", [0, 1])
 def test_one_tensor_is_separated_along_its_axis(axis: int) -> None:
     """Both common forms, K and V first or blocks first, give views of the same memory."""
-    both = torch.arange(2.0 * 3 * 4 * HEADS * DIM).reshape((2, 3, 4, HEADS, DIM) if axis == 0 else (3, 2, 4, HEADS, DIM))
+    both = torch.arange(2.0 * 3 * 4 * HEADS * DIM).reshape(
+        (2, 3, 4, HEADS, DIM) if axis == 0 else (3, 2, 4, HEADS, DIM)
+    )
     k, v = separate(both, axis)
     assert torch.equal(k, both.select(axis, 0))
     assert torch.equal(v, both.select(axis, 1))
