@@ -59,10 +59,10 @@ class ApiClient:
         if self.attachment is not None:
             self.attachment.close()
 
-    def call(self, method: str, request: Any) -> Any:
+    def call(self, method: str, request: Any, *, timeout_seconds: float = CALL_SECONDS) -> Any:
         """Call a method of either service by its name."""
         stub = self._handoff if hasattr(self._handoff, method) else self._inspect
-        return getattr(stub, method)(request, metadata=self.metadata, timeout=CALL_SECONDS)
+        return getattr(stub, method)(request, metadata=self.metadata, timeout=timeout_seconds)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

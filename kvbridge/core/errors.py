@@ -72,3 +72,7 @@ class LimitExceededError(BridgeError):
 
 class UnavailableError(BridgeError):
     """The node is draining or not yet serving."""
+
+
+class TooLateError(BridgeError):
+    """The caller's deadline had passed before anything was granted."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from grpc import aio
 
+from kvbridge.core.errors import TooLateError
 from kvbridge.node.identity import CLIENT_FIELD, Client, Sessions
 
 
@@ -19,3 +20,17 @@ def caller(sessions: Sessions, context: aio.ServicerContext[Any, Any]) -> Client
     metadata = dict(context.invocation_metadata() or ())
     name = metadata.get(CLIENT_FIELD, "")
     return sessions.identify(name if isinstance(name, str) else name.decode("ascii", "replace"))
+
+
+def require_time(context: aio.ServicerContext[Any, Any]) -> None:
+    """Refuse to grant anything to a caller whose deadline has passed, because nobody would take it.
+
+    A node that was frozen meets such calls when it goes on.
+
+    Raises:
+        TooLateError: the deadline has passed.
+    """
+    remaining_seconds = context.time_remaining()
+    # The stubs do not know that it is None for a caller without a deadline.
+    if remaining_seconds is not None and remaining_seconds <= 0:  # type: ignore[redundant-expr]
+        raise TooLateError("the caller's deadline passed before the node could answer")

@@ -47,6 +47,7 @@ _ROWS: tuple[tuple[type[errors.BridgeError], int, str, _Details], ...] = (
     (errors.MemoryExhaustedError, code_pb2.RESOURCE_EXHAUSTED, "MEMORY_EXHAUSTED", _retry_details),
     (errors.LimitExceededError, code_pb2.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", _limit_details),
     (errors.UnavailableError, code_pb2.UNAVAILABLE, "DRAINING", _retry_details),
+    (errors.TooLateError, code_pb2.DEADLINE_EXCEEDED, "TOO_LATE", lambda _: []),
     (SessionEndedError, code_pb2.UNAUTHENTICATED, "SESSION_ENDED", lambda _: []),
 )
 

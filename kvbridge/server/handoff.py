@@ -15,7 +15,7 @@ from kvbridge.core.tokens import TokenSequence
 from kvbridge.node.bridge import Bridge, Fallback, Leased
 from kvbridge.node.identity import Client
 from kvbridge.server.answers import Answers
-from kvbridge.server.calls import caller
+from kvbridge.server.calls import caller, require_time
 from kvbridge.server.outcomes import encode_outcome
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
@@ -59,6 +59,7 @@ class HandoffServicer(HandoffServiceServicer):
         client = caller(self._bridge.sessions, context)
 
         async def work() -> pb.ReserveResponse:
+            require_time(context)
             require(request.HasField("spec"), "spec")
             grant = self._bridge.reserve(client, decode_spec(request.spec))
             return pb.ReserveResponse(
@@ -97,6 +98,7 @@ class HandoffServicer(HandoffServiceServicer):
         client = caller(self._bridge.sessions, context)
 
         async def work() -> pb.AcquireResponse:
+            require_time(context)
             terms = _decode_terms(request)
             verification = decode_verification(request.verification, Verification.NONE)
             answer = await self._bridge.acquire(client, terms, verification)

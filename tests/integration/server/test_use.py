@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -244,6 +245,24 @@ def test_lists_have_limits(client: ApiClient) -> None:
     assert refused(client, "ListPayloads", page) == (grpc.StatusCode.INVALID_ARGUMENT, "page_size")
     page = inspect_service_pb2.ListPayloadsRequest(page_token="no token")
     assert refused(client, "ListPayloads", page) == (grpc.StatusCode.INVALID_ARGUMENT, "page_token")
+
+
+def test_a_frozen_node_grants_nothing_to_callers_that_have_left(
+    bridge_process: BridgeProcess, client: ApiClient
+) -> None:
+    """Calls whose deadline passed while the node was frozen get neither leases nor slots when it goes on."""
+    spec = builders.spec(key="frozen")
+    client.publish(spec)
+    before = client.state()
+    bridge_process.signal(signal.SIGSTOP)
+    try:
+        for method, request in (("Acquire", acquire_request(spec)), ("Reserve", reserve_request(lambda _: None))):
+            with pytest.raises(grpc.RpcError) as caught:
+                client.call(method, request, timeout_seconds=0.2)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    finally:
+        bridge_process.signal(signal.SIGCONT)
+    assert client.state() == before
 
 
 def test_a_client_that_ends_gives_everything_back(bridge_process: BridgeProcess, client: ApiClient) -> None:
