@@ -106,7 +106,7 @@ class BatchHandoff:
     @property
     def taken(self) -> tuple[int, ...]:
         """Return the indices of the handoffs that have a cache; these are the rows of a collated batch."""
-        return tuple(index for index, handoff in enumerate(self.handoffs) if handoff)
+        return tuple(index for index, handoff in enumerate(self.handoffs) if handoff.kv)
 
     def collate(self, padding_side: PaddingSide | str = "left") -> CollatedBatch:
         """Copy every cache into one padded batch, and check afterwards that each was still valid.

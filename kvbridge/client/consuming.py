@@ -189,6 +189,7 @@ def _taken(ask: Ask, handoff_id: str, message: pb.KvLease, lease: Reference, dea
         text=ask.text,
         packed_tokens=descriptor.tokens.packed_ids or (own and own[: descriptor.valid_length * TOKEN_ID_BYTES]) or None,
         descriptor=descriptor,
+        asked_tokens=len(own) // TOKEN_ID_BYTES if own else None,
     )
     return Handoff(answer, kv)
 

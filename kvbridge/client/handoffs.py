@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from kvbridge.client.errors import ArgumentValueError, HandoffInvalidError, NoCacheError
 from kvbridge.client.kv_views import KvView
@@ -22,6 +23,9 @@ from kvbridge.wire import decode_descriptor
 
 if TYPE_CHECKING:
     import torch
+
+HandoffCache: TypeAlias = Any
+"""`kvbridge.integrations.transformers.HandoffCache`, a `DynamicCache`; only who has transformers can name it."""
 
 HEADROOM_TOKENS_DEFAULT = 512
 """Room for new tokens behind a cache that was turned into one of transformers."""
@@ -49,6 +53,8 @@ class Answer:
     """When asking again may help; absent if it will not."""
     descriptor: types_pb2.PayloadDescriptor | None = None
     """The payload as described; present exactly with a cache."""
+    asked_tokens: int | None = None
+    """How many tokens the caller's own prompt has; absent if it said none."""
 
 
 class Handoff:
@@ -69,9 +75,6 @@ class Handoff:
     def __repr__(self) -> str:
         what = repr(self._kv) if self._kv else f"text because of {self._reason}" if self._reason else "released"
         return f"<Handoff of {self._answer.key!r}: {what}>"
-
-    def __bool__(self) -> bool:
-        return self._kv is not None
 
     def __enter__(self) -> Self:
         return self
@@ -224,6 +227,32 @@ class Handoff:
         except HandoffInvalidError:
             self._lose()
             raise
+
+    def as_transformers_cache(
+        self, headroom_tokens: int = HEADROOM_TOKENS_DEFAULT, *, device: Any = None
+    ) -> HandoffCache:
+        """Return a cache of the transformers library, which continues generation and keeps the lease.
+
+        The prefix is mapped copy-on-write and new tokens are written behind it, so that neither this call nor the first
+        decoding step copies it. A cache that covers the whole prompt gives its last token up, because a model has to be
+        given one at least. Ask `still_valid` after the last use.
+
+        Args:
+            headroom_tokens: How many new tokens to make room for; more are possible, but copy the prefix once.
+            device: Where the model computes, if that is not the host.
+
+        Raises:
+            NoCacheError: there is no cache.
+            ArgumentValueError: the room is negative.
+            HandoffInvalidError: the lease was lost meanwhile; the handoff has no cache any more.
+            UnsupportedCacheError: transformers could not continue from these positions; take the text.
+        """
+        # The integration stands above the client and loads transformers, so it is found only where it is asked for.
+        integration: Any = importlib.import_module("kvbridge.integrations.transformers")
+        cache: HandoffCache = integration.cache_from_handoff(
+            self, token_count=self._answer.asked_tokens, headroom_tokens=headroom_tokens, device=device
+        )
+        return cache
 
     def still_valid(self) -> bool:
         """Tell whether everything read from the cache up to now is right; ask again after the last use."""

@@ -114,11 +114,11 @@ def test_a_scatter_is_checked_afterwards() -> None:
 def test_a_lost_lease_is_noticed() -> None:
     """Asking makes the handoff a fallback, for good."""
     handoff, holding, _ = _handoff(geometry(layers=(0,)))
-    assert handoff
+    assert handoff.kv is not None
     assert handoff.still_valid()
     holding.release()
     assert not handoff.still_valid()
-    assert not handoff
+    assert handoff.kv is None
     assert handoff.reason is Reason.PAYLOAD_EXPIRED
 
 
@@ -137,7 +137,7 @@ def test_a_released_handoff_has_no_cache() -> None:
 def test_a_fallback_says_why() -> None:
     """Reading without looking is a mistake that names the reason."""
     handoff = Handoff(Answer(key="a", reason=Reason.PAYLOAD_UNKNOWN, detail="nobody knows it", text="text"))
-    assert not handoff
+    assert handoff.kv is None
     assert not handoff.still_valid()
     assert (handoff.valid_length, handoff.descriptor, handoff.tokens) == (0, None, None)
     with pytest.raises(NoCacheError, match="PAYLOAD_UNKNOWN: nobody knows it"):
