@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from kvbridge.client.bridge import Bridge
 from kvbridge.client.handoffs import Handoff
@@ -92,7 +90,7 @@ def publish_cache(
 def cache_from_handoff(
     handoff: Handoff,
     *,
-    tokens: Sequence[int] | torch.Tensor | None = None,
+    token_count: int | None = None,
     headroom_tokens: int = DEFAULT_HEADROOM_TOKENS,
     device: Device | Mapping[int, Device] | None = None,
 ) -> HandoffCache:
@@ -103,8 +101,8 @@ def cache_from_handoff(
 
     Args:
         handoff: An answer with a cache.
-        tokens: The consumer's tokens. A model has to be given at least one that is not in the cache, so a cache of all
-            of them gives its last one up.
+        token_count: Length of the consumer's prompt. A model has to be given at least one token that is not in the
+            cache, so a cache of all of them gives its last one up.
         headroom_tokens: How many new tokens to make room for; more are possible, but copy the prefix once.
         device: Where the model computes, for all layers or by layer, if that is not the host.
 
@@ -129,8 +127,8 @@ def cache_from_handoff(
         headroom_tokens=headroom_tokens,
         owner=handoff,
     )
-    if tokens is not None:
-        leave_one_out(cache, len(tokens))
+    if token_count is not None:
+        leave_one_out(cache, token_count)
     return cache
 
 

@@ -15,9 +15,12 @@ from kvbridge.core.geometry import CacheGeometry, DimensionOrder
 from kvbridge.core.tags import ModelTag
 from kvbridge.core.tokens import TokenSequence
 from kvbridge.integrations.transformers.adapters import adapter_tag
+from kvbridge.integrations.transformers.cache import DEFAULT_HEADROOM_TOKENS, HandoffCache
+from kvbridge.integrations.transformers.devices import layer_devices
 from kvbridge.integrations.transformers.geometry import cache_geometry
 from kvbridge.integrations.transformers.handoff import publish_cache
 from kvbridge.integrations.transformers.identity import model_tag
+from kvbridge.integrations.transformers.unwrapping import unwrap
 from kvbridge.integrations.transformers.weights import ModelState, model_state
 
 
@@ -130,6 +133,15 @@ class ModelPort:
         """Ask for a cache that this model can continue; arguments and errors as for `Bridge.acquire`."""
         identity = self._current()
         return bridge.acquire(key, model=identity.tag, geometry=identity.geometry, tokens=tokens, text=text, **options)
+
+    def cache(self, handoff: Handoff, *, headroom_tokens: int = DEFAULT_HEADROOM_TOKENS) -> HandoffCache:
+        """Return a handoff's cache where this model computes; errors as for `Handoff.as_transformers_cache`.
+
+        `generate` is to be given the whole prompt with it, the cached tokens too.
+        """
+        devices = layer_devices(unwrap(self._model))
+        cache: HandoffCache = handoff.as_transformers_cache(headroom_tokens, device=devices)
+        return cache
 
     def snapshot(self) -> dict[str, object]:
         """Return tag and geometry as last computed."""
