@@ -96,5 +96,5 @@ class Admission:
             raise LimitExceededError("payloads_max", self._limits.payloads_max)
 
     def _check_text(self, text_bytes: int) -> None:
-        if text_bytes > 0 and self._life.payload_text_bytes + text_bytes > self._limits.payload_text_bytes_max:
+        if self._life.payload_text_bytes + text_bytes > self._limits.payload_text_bytes_max:
             raise LimitExceededError("payload_text_bytes_max", self._limits.payload_text_bytes_max)
