@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import kvbridge
 from benchmarks.consumer import Consumer, running_consumer
@@ -26,10 +27,14 @@ class Growth:
 
     settled_bytes: int
     """After the settling cycles."""
+    filled_bytes: int | None
+    """Once the bridge remembers as many ended payloads as it may; absent if there were too few cycles for that."""
     end_bytes: int
     """After all cycles."""
     ratio: float
     """The end over the settled value; 1 is flat."""
+    filled_ratio: float | None
+    """The end over the filled value: what grows here grows without a limit; absent as before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,8 @@ class CycleFigures:
     """Handoffs in all."""
     settling_cycles: int
     """Handoffs before the first look at memory."""
+    filling_cycles: int | None
+    """Handoffs before the second look, which is when memories that have a limit are full; absent if there was none."""
     payload_bytes: int
     """Bytes of tensors in each."""
     seconds_per_cycle: float
@@ -61,22 +68,24 @@ def measure_cycles(cycles: int) -> CycleFigures:
         kvbridge.connect(node.target) as bridge,
         running_consumer(node.target) as consumer,
     ):
-        handing = _Handing(bridge, consumer)
         settling_cycles = min(SETTLING_CYCLES_MAX, max(cycles // 10, 1))
-        handing.run(range(settling_cycles))
-        pids = {"bridge": node.pid, "producer": os.getpid(), "consumer": consumer.pid}
-        settled = {name: private_resident_bytes(pid) for name, pid in pids.items()}
+        filling_cycles = node.limit("tombstones_max") + settling_cycles
+        looks = [settling_cycles, *([filling_cycles] if filling_cycles < cycles else []), cycles]
         started_at = time.perf_counter()
-        handing.run(range(settling_cycles, cycles))
+        resident_bytes = _look_after(
+            looks,
+            _Handing(bridge, consumer),
+            {"bridge": node.pid, "producer": os.getpid(), "consumer": consumer.pid},
+        )
         seconds = time.perf_counter() - started_at
-        growth = {name: _growth(settled[name], private_resident_bytes(pid)) for name, pid in pids.items()}
         return CycleFigures(
             cycles=cycles,
             settling_cycles=settling_cycles,
+            filling_cycles=filling_cycles if filling_cycles < cycles else None,
             payload_bytes=PAYLOAD_BYTES,
-            seconds_per_cycle=seconds / (cycles - settling_cycles),
+            seconds_per_cycle=seconds / cycles,
             arena_bytes_in_use=_bytes_left_in_use(node),
-            **growth,
+            **{name: _growth(found) for name, found in resident_bytes.items()},
         )
 
 
@@ -97,8 +106,26 @@ class _Handing:
             publication.release()
 
 
-def _growth(settled_bytes: int, end_bytes: int) -> Growth:
-    return Growth(settled_bytes=settled_bytes, end_bytes=end_bytes, ratio=end_bytes / settled_bytes)
+def _look_after(looks: list[int], handing: _Handing, pids: dict[str, int]) -> dict[str, list[int]]:
+    """Return the memory of each process after each of these numbers of cycles."""
+    found: dict[str, list[int]] = {name: [] for name in pids}
+    for done, look in pairwise([0, *looks]):
+        handing.run(range(done, look))
+        for name, pid in pids.items():
+            found[name].append(private_resident_bytes(pid))
+    return found
+
+
+def _growth(found_bytes: list[int]) -> Growth:
+    settled_bytes, *filled, end_bytes = found_bytes
+    filled_bytes = filled[0] if filled else None
+    return Growth(
+        settled_bytes=settled_bytes,
+        filled_bytes=filled_bytes,
+        end_bytes=end_bytes,
+        ratio=end_bytes / settled_bytes,
+        filled_ratio=None if filled_bytes is None else end_bytes / filled_bytes,
+    )
 
 
 def _bytes_left_in_use(node: RunningBridge) -> int:

@@ -38,6 +38,10 @@ class RunningBridge:
         """Return where the bytes of the arena are."""
         return self._inspect.GetNode(GetNodeRequest(), metadata=_METADATA).arena
 
+    def limit(self, name: str) -> int:
+        """Return a limit in force, by its name in the configuration."""
+        return int(self._inspect.GetNode(GetNodeRequest(), metadata=_METADATA).limits[name])
+
     def wait_touched(self) -> None:
         """Wait until every byte of the arena is backed by a page."""
         ends_at = time.monotonic() + TOUCH_SECONDS_MAX

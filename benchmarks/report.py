@@ -132,8 +132,10 @@ def _cycle_lines(cycles: CycleFigures) -> list[str]:
         "producer": cycles.producer,
         "consumer": cycles.consumer,
     }
-    head = [f"after {cycles.settling_cycles:,} MiB", f"after {cycles.cycles:,} MiB", "ratio"]
-    grid = [["private memory", *head], *([name, *_growth_cells(growth)] for name, growth in processes.items())]
+    filled = [] if cycles.filling_cycles is None else [cycles.filling_cycles]
+    looks = [f"MiB after {count:,}" for count in (cycles.settling_cycles, *filled, cycles.cycles)]
+    ratios = ["last / first", *(["last / second"] if filled else [])]
+    grid = [["private memory", *looks, *ratios], *([name, *_growth_cells(each)] for name, each in processes.items())]
     in_use = _marked(f"{cycles.arena_bytes_in_use} bytes", not cycles.arena_bytes_in_use)
     size, milliseconds = cycles.payload_bytes / MIB, cycles.seconds_per_cycle * 1e3
     return [
@@ -144,5 +146,7 @@ def _cycle_lines(cycles: CycleFigures) -> list[str]:
 
 
 def _growth_cells(growth: Growth) -> list[str]:
-    flat = abs(growth.ratio - 1) <= MEMORY_GROWTH_TARGET
-    return [f"{growth.settled_bytes / MIB:.1f}", f"{growth.end_bytes / MIB:.1f}", _marked(f"{growth.ratio:.4f}", flat)]
+    filled = [] if growth.filled_bytes is None else [growth.filled_bytes]
+    sizes = [f"{size_bytes / MIB:.1f}" for size_bytes in (growth.settled_bytes, *filled, growth.end_bytes)]
+    ratios = [growth.ratio, *([] if growth.filled_ratio is None else [growth.filled_ratio])]
+    return [*sizes, *(_marked(f"{ratio:.4f}", abs(ratio - 1) <= MEMORY_GROWTH_TARGET) for ratio in ratios)]
