@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +16,7 @@ from kvbridge.client.connector import Connector
 from kvbridge.client.consuming import ACQUIRE_SECONDS_DEFAULT, Ask, acquire, ask_for, fallback
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.errors import BridgeClosedError, BridgeForkedError
+from kvbridge.client.exits import close_at_exit
 from kvbridge.client.failures import CallFailedError
 from kvbridge.client.handoffs import Handoff
 from kvbridge.client.inspection import NodeInspection, PayloadInspection
@@ -93,10 +92,9 @@ class Bridge:
         self._keeper = Keeper()
         self._connector = Connector(target, credentials, on_open=self._keeper.start)
         self._stop = weakref.finalize(self, self._keeper.stop)
-        # At interpreter exit `_close_all` does more: it waits until everything is returned.
+        # At interpreter exit `close` does more: it waits until everything is returned.
         self._stop.atexit = False
-        _close_at_exit()
-        _bridges.add(self)
+        close_at_exit(self)
 
     def __repr__(self) -> str:
         how = "by value" if self.by_value else "shared memory"
@@ -387,18 +385,3 @@ class Bridge:
     def _inspector(self, timeout: float) -> Inspector:
         self._check_usable()
         return Inspector(self._connector, Deadline(timeout))
-
-
-_bridges: weakref.WeakSet[Bridge] = weakref.WeakSet()
-"""What is closed at interpreter exit."""
-
-
-@cache
-def _close_at_exit() -> Callable[[], None]:
-    """Arrange, once in a process, that bridge objects return what they have at interpreter exit."""
-    return atexit.register(_close_all)
-
-
-def _close_all() -> None:
-    for bridge in list(_bridges):
-        bridge.close()

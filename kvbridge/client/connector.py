@@ -14,9 +14,6 @@ from kvbridge.client.rpc import Method
 from kvbridge.client.sessions import Session, SessionSnapshot, attach
 from kvbridge.client.targets import Target
 
-_SESSIONS_PER_CALL_MAX = 2
-"""Sessions that one call tries: the current one and, if that turns out to have ended, one more."""
-
 _Answer = TypeVar("_Answer")
 
 
@@ -59,21 +56,16 @@ class Connector:
         Raises:
             CallFailedError: there was no answer in time, or an error status.
         """
-        for _ in range(_SESSIONS_PER_CALL_MAX - 1):
-            session = self.session(deadline)
-            try:
-                return session, session.call(method, request, deadline)
-            except CallFailedError as failure:
-                if failure.code is grpc.StatusCode.UNAUTHENTICATED:
-                    self.retire(session)
-                if session.alive or deadline.passed:
-                    raise
+        session = self.session(deadline)
+        try:
+            return session, session.call(method, request, deadline)
+        except CallFailedError as failure:
+            if failure.code is grpc.StatusCode.UNAUTHENTICATED:
+                session.close()  # The bridge does not know it any more.
+            if session.alive or deadline.passed:
+                raise
         session = self.session(deadline)
         return session, session.call(method, request, deadline)
-
-    def retire(self, session: Session) -> None:
-        """End a session that the bridge does not know any more."""
-        session.close()
 
     def close(self) -> None:
         """End the session and open no other; a second time does nothing."""

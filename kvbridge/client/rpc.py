@@ -65,6 +65,8 @@ class Rpc:
         Raises:
             CallFailedError: there was no answer in time, or an error status.
         """
+        if deadline.passed:  # gRPC may still answer from what has already arrived.
+            raise CallFailedError.timed_out("the call")
         try:
             return method(request, timeout=deadline.remaining_seconds, metadata=((CLIENT_METADATA, client),))
         except grpc.RpcError as error:
@@ -76,7 +78,10 @@ class Rpc:
         """Yield the serialized messages of a download; errors as for `call`."""
         messages = self.call(self.download, request, deadline, client)
         try:
-            yield from messages
+            for message in messages:
+                if deadline.passed:
+                    raise CallFailedError.timed_out("the download")
+                yield message
         except grpc.RpcError as error:
             raise failure_of(error) from error
         finally:

@@ -135,8 +135,9 @@ class Session:
         )
 
     def _worth_repeating(self, failure: CallFailedError, deadline: Deadline) -> bool:
-        unconnected = failure.code is grpc.StatusCode.UNAVAILABLE and not failure.draining
-        return unconnected and self.alive and not deadline.passed
+        # A call is cancelled when another thread, whose call failed first, replaces the channel.
+        unconnected = failure.code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+        return unconnected and not failure.draining and self.alive and not deadline.passed
 
     def _reconnected(self, failed: Rpc) -> Rpc:
         """Return a channel other than the one that `failed`, made by whichever thread comes first."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from kvbridge.client.errors import HandoffInvalidError, NoCacheError, UnknownLayerError
+from kvbridge.client.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    HandoffInvalidError,
+    NoCacheError,
+    UnknownLayerError,
+)
 from kvbridge.client.handoffs import Answer, Handoff
 from kvbridge.client.holdings import PrivateHolding
 from kvbridge.client.kv_views import KvView
@@ -79,6 +87,14 @@ def test_a_private_window_has_room_behind_the_cache(order: DimensionOrder) -> No
         assert not tensor[:, TOKENS:].any()
         tensor.fill_(7)
     assert torch.equal(handoff.layer(0)[0], wanted[0])
+
+
+@pytest.mark.parametrize(("room", "error"), [(-1, ArgumentValueError), (0.5, ArgumentTypeError)])
+def test_a_window_needs_a_whole_number_of_tokens(room: Any, error: type[Exception]) -> None:
+    """There is no room for half a token."""
+    handoff, _, _ = _handoff(geometry(layers=(0,)))
+    with pytest.raises(error, match="headroom_tokens"):
+        handoff.private_window(room)
 
 
 def test_an_unknown_layer_is_refused() -> None:
