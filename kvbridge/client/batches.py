@@ -64,7 +64,7 @@ class BatchHandoff:
         acquire: Callable[[Ask], Handoff],
         keys: Sequence[str],
         *,
-        tokens: Sequence[TokenIds | AnyTokens],
+        tokens: Sequence[TokenIds | TokenSequence | AnyTokens],
         texts: Sequence[str | None] | None,
         options: Mapping[str, Any],
     ) -> Self:

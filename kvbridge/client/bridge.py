@@ -231,7 +231,7 @@ class Bridge:
         key: str,
         *,
         model: ModelTag,
-        tokens: TokenIds | AnyTokens,
+        tokens: TokenIds | TokenSequence | AnyTokens,
         geometry: CacheGeometry | None = None,
         generation: int = 0,
         first_position: int = 0,
@@ -245,8 +245,8 @@ class Bridge:
         Args:
             key: The producer's name for the payload.
             model: The consumer's model; a cache of another version is never handed over.
-            tokens: The consumer's token ids, of which the cached ones must be a prefix; or `ANY_TOKENS`, to take the
-                tokens, with the cache, from the producer.
+            tokens: The consumer's token ids, of which the cached ones must be a prefix (of a bare digest: exactly
+                those); or `ANY_TOKENS`, to take the tokens, with the cache, from the producer.
             geometry: The geometry that the consumer can read; any geometry of its model by default.
             generation: Which payload under the key; the newest by default.
             first_position: The position at which the consumer will place the first token.
@@ -278,7 +278,7 @@ class Bridge:
         keys: Sequence[str],
         *,
         model: ModelTag,
-        tokens: Sequence[TokenIds | AnyTokens],
+        tokens: Sequence[TokenIds | TokenSequence | AnyTokens],
         timeout: float = ACQUIRE_SECONDS_DEFAULT,
         texts: Sequence[str | None] | None = None,
         **options: Any,

@@ -24,10 +24,10 @@ from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.geometry import TOKENS_MAX, CacheGeometry
 from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import ModelTag
-from kvbridge.core.tokens import TOKEN_ID_BYTES
+from kvbridge.core.tokens import TOKEN_ID_BYTES, TokenSequence
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
-from kvbridge.wire import decode_duration, decode_reason, encode_model_tag, encode_verification
+from kvbridge.wire import decode_duration, decode_reason, encode_model_tag, encode_tokens, encode_verification
 
 ACQUIRE_SECONDS_DEFAULT = 1.0
 """How long an acquire may take unless its caller says otherwise."""
@@ -60,7 +60,7 @@ def ask_for(
     key: str,
     *,
     model: ModelTag,
-    tokens: TokenIds | AnyTokens,
+    tokens: TokenIds | TokenSequence | AnyTokens,
     geometry: CacheGeometry | None,
     generation: int,
     first_position: int,
@@ -226,9 +226,11 @@ def _holding(message: pb.KvLease, geometry: CacheGeometry, lease: Reference, dea
     )
 
 
-def _expected(tokens: TokenIds | AnyTokens) -> pb.ExpectedTokens:
+def _expected(tokens: TokenIds | TokenSequence | AnyTokens) -> pb.ExpectedTokens:
     if isinstance(tokens, AnyTokens):
         return pb.ExpectedTokens(any=True)
+    if isinstance(tokens, TokenSequence):
+        return pb.ExpectedTokens(prefix_of=encode_tokens(tokens))
     # The bridge works out count and digest from the ids.
     packed = pack_token_ids(tokens)
     if len(packed) > TOKENS_MAX * TOKEN_ID_BYTES:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -32,6 +33,8 @@ from kvbridge.client.rpc import Method, Rpc
 from kvbridge.client.sessions import Session
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.wire import decode_duration
+
+_log = logging.getLogger(__name__)
 
 CALL_SECONDS_MAX = 2.0
 """Longest wait for one answer in the background."""
@@ -144,14 +147,22 @@ class Keeper:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._wait()
-            self._read_notes()
-            self._send_batches()
-            if time.monotonic() >= self._renew_at:
-                self._renew()
+            try:
+                self._turn()
+            except Exception:
+                # Nothing of the kind is known, but without this thread every lease would run out unnoticed.
+                _log.exception("a turn of the keeper failed")
+                time.sleep(RETRY_SECONDS_MIN)
         self._return_everything()
         if self._connector is not None:
             self._connector.close()
+
+    def _turn(self) -> None:
+        self._wait()
+        self._read_notes()
+        self._send_batches()
+        if time.monotonic() >= self._renew_at:
+            self._renew()
 
     def _wait(self) -> None:
         """Sleep until somebody wakes the thread or something is due."""

@@ -6,12 +6,14 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import kvbridge
+from kvbridge.core.layout import slot_layout
 from kvbridge.demo import checkpoint, document
 from kvbridge.demo.events import emit
 from kvbridge.demo.inference import Continuation, continue_greedily
@@ -20,6 +22,18 @@ from kvbridge.integrations.transformers import ModelPort
 ACQUIRE_SECONDS = 5.0
 WARM_UP_TOKENS = 64
 FALLBACK_ANSWER_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromCache:
+    """An answer from a handed-over cache."""
+
+    tokens: tuple[int, ...]
+    """The greedy tokens."""
+    first_token_seconds: float
+    """From asking the bridge to the first token."""
+    bytes_moved: int
+    """Keys and values that were handed over."""
 
 
 class Agent:
@@ -54,17 +68,20 @@ class Agent:
         """Answer the question after the document from text and from the cache, and compare."""
         for length in lengths:
             count = answer_tokens if length == max(lengths) else 1
-            from_text = [self._from_text(length, count) for _ in range(repeats)]
-            from_cache = [self._from_cache(length, count) for _ in range(repeats)]
+            text, cache = self._from_text(length, count), self._from_cache(length, count)
+            text_seconds = [text.first_token_seconds]
+            cache_seconds = [cache.first_token_seconds]
+            for _ in range(repeats - 1):
+                text_seconds.append(self._from_text(length, 1).first_token_seconds)
+                cache_seconds.append(self._from_cache(length, 1).first_token_seconds)
             emit(
                 "compared",
                 tokens=length,
-                bytes=from_cache[0][2],
-                ttft_text_seconds=statistics.median(answer.first_token_seconds for answer in from_text),
-                ttft_cache_seconds=statistics.median(seconds for _, seconds, _ in from_cache),
+                bytes=cache.bytes_moved,
+                ttft_text_seconds=statistics.median(text_seconds),
+                ttft_cache_seconds=statistics.median(cache_seconds),
                 compared_tokens=count,
-                identical_tokens=min(_identical(from_text[0].tokens, answer.tokens) for answer, _, _ in from_cache),
-                answer=self.tokenizer.decode(from_cache[0][0].tokens),
+                identical_tokens=_identical(text.tokens, cache.tokens),
             )
 
     def fall_back(self, length: int) -> None:
@@ -85,8 +102,7 @@ class Agent:
     def _from_text(self, length: int, count: int) -> Continuation:
         return continue_greedily(self.model, self._prompt(length), count=count)
 
-    def _from_cache(self, length: int, count: int) -> tuple[Continuation, float, int]:
-        """Return the answer, the time from asking the bridge to the first token, and the bytes handed over."""
+    def _from_cache(self, length: int, count: int) -> FromCache:
         prompt = self._prompt(length)
         started = time.perf_counter()
         with self.port.acquire(self.bridge, _key(length), tokens=prompt, timeout=ACQUIRE_SECONDS) as handoff:
@@ -95,7 +111,13 @@ class Agent:
             cache = handoff.as_transformers_cache()
             waited = time.perf_counter() - started
             answer = continue_greedily(self.model, prompt[length:], count=count, cache=cache)
-            return answer, waited + answer.first_token_seconds, handoff.kv.canonical_bytes
+            if not handoff.still_valid():
+                raise SystemExit(f"the lease on {length} tokens was lost")
+            return FromCache(
+                tokens=answer.tokens,
+                first_token_seconds=waited + answer.first_token_seconds,
+                bytes_moved=_bytes_moved(handoff),
+            )
 
     def _prompt(self, length: int) -> list[int]:
         return [*self.document[:length], *self.question]
@@ -103,6 +125,12 @@ class Agent:
     def _text(self, length: int) -> str:
         decoded: str = self.tokenizer.decode(self.document[:length])
         return decoded
+
+
+def _bytes_moved(handoff: kvbridge.Handoff) -> int:
+    descriptor = handoff.descriptor
+    assert descriptor is not None, handoff
+    return slot_layout(descriptor.geometry, descriptor.capacity_tokens).canonical_bytes(descriptor.valid_length)
 
 
 def _key(length: int) -> str:
