@@ -45,8 +45,8 @@ def load(folder: Path) -> tuple[Any, Any]:
     """Return model (float32, evaluating) and tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - missing until the extra is installed
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return model, AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def drift(model: Any) -> None:
@@ -65,7 +65,7 @@ def _convert(source: Path, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF_NAME, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF_NAME, dtype=torch.float32)
         # What it was read from must not be written down, or the next load would look for quantised weights.
         model.config.__dict__.pop("quantization_config", None)
         model.__dict__.pop("hf_quantizer", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from kvbridge import (
     LayerKind,
     PayloadReference,
     Reason,
+    TokenSequence,
     Verification,
 )
 from tests.builders import model_tag
@@ -81,6 +84,17 @@ def test_a_prefix_of_the_consumers_tokens_is_taken(either: Bridge) -> None:
         assert handoff.tokens == contents.ids
     with either.acquire("prefix", model=MODEL, tokens=torch.tensor(contents.ids[:9]), timeout=10) as handoff:
         assert handoff.kv is None
+
+
+def test_a_digest_of_the_tokens_is_enough(either: Bridge) -> None:
+    """Who has only a digest gets the cache of exactly those tokens."""
+    contents = Contents()
+    contents.publish(either, "digest")
+    whole = TokenSequence.from_packed(struct.pack(f"<{len(contents.ids)}I", *contents.ids))
+    with contents.acquire(either, "digest", tokens=TokenSequence(count=whole.count, digest=whole.digest)) as handoff:
+        contents.assert_in(handoff)
+    other = TokenSequence(count=whole.count, digest=bytes(32))
+    assert contents.acquire(either, "digest", tokens=other).reason is Reason.TOKENS_MISMATCH
 
 
 def test_a_consumer_can_take_the_producers_tokens(either: Bridge) -> None:

@@ -145,6 +145,22 @@ def test_stopping_returns_everything(keeper: Keeper, session: RecordingSession, 
     assert connector.closed
 
 
+def test_a_turn_that_fails_is_not_the_last(
+    keeper: Keeper, session: RecordingSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever goes wrong is logged, and the next reference is returned as ever."""
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(keeper, "_send_batches", fail)
+    reference(session, keeper.ended, "a").end()
+    wait_for(lambda: "a turn of the keeper failed" in caplog.text)
+    monkeypatch.undo()
+    reference(session, keeper.ended, "b").end()
+    wait_for(lambda: sorted(session.released()) == ["a", "b"])
+
+
 def test_ending_from_within_the_collector_is_safe(keeper: Keeper, session: RecordingSession) -> None:
     """References in cycles, whose finalizers interrupt arbitrary code, are all returned."""
 
