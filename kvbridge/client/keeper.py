@@ -149,7 +149,7 @@ class Keeper:
         while not self._stopping:
             try:
                 self._turn()
-            except Exception:
+            except Exception:  # noqa: BLE001 - the outermost boundary of a thread
                 # Nothing of the kind is known, but without this thread every lease would run out unnoticed.
                 _log.exception("a turn of the keeper failed")
                 time.sleep(RETRY_SECONDS_MIN)

@@ -143,10 +143,11 @@ def test_closing_returns_everything(bridge: Bridge, bridge_process: BridgeProces
 
 def test_closing_by_value_returns_holds(remote: Bridge, bridge: Bridge) -> None:
     """A client without a session gives back what it has before it goes."""
-    Contents().publish(remote, "closing/remote", hold=True)
+    slot = Contents().publish(remote, "closing/remote", hold=True)
     assert bridge.node().arena.holds == 1
     remote.close()
     assert bridge.node().arena.holds == 0
+    assert not slot.held
 
 
 def test_a_forgotten_bridge_object_lives_on_in_its_tensors(bridge: Bridge, bridge_process: BridgeProcess) -> None:
