@@ -133,8 +133,10 @@ def test_every_change_of_the_cache_changes_the_geometry() -> None:
 
 def test_spellings_of_one_rotation_agree() -> None:
     """Old and new forms of the configuration give one geometry."""
-    new = {"full_attention": {"rope_type": "default", "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 7e3}}
-    new["sliding_attention"]["rope_type"] = "default"
+    new = {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 7e3},
+    }
     assert cache_geometry(model("gemma3", rope_parameters=new)) == cache_geometry(
         model("gemma3", rope_theta=5e5, rope_local_base_freq=7e3)
     )
