@@ -50,8 +50,17 @@ class Connector:
         finally:
             self._lock.release()
 
-    def call(self, method: Method[_Answer], request: Any, deadline: Deadline) -> tuple[Session, _Answer]:
+    def call(
+        self,
+        method: Method[_Answer],
+        request: Any,
+        deadline: Deadline,
+        *,
+        unanswered: Callable[[Session], None] = lambda _: None,
+    ) -> tuple[Session, _Answer]:
         """Make one call in the current session, and once more in a new one if that has ended.
+
+        `unanswered` is told in which session the bridge may have done what was asked for without answering.
 
         Raises:
             CallFailedError: there was no answer in time, or an error status.
@@ -63,9 +72,16 @@ class Connector:
             if failure.code is grpc.StatusCode.UNAUTHENTICATED:
                 session.close()  # The bridge does not know it any more.
             if session.alive or deadline.passed:
+                if failure.unanswered:
+                    unanswered(session)
                 raise
         session = self.session(deadline)
-        return session, session.call(method, request, deadline)
+        try:
+            return session, session.call(method, request, deadline)
+        except CallFailedError as failure:
+            if failure.unanswered:
+                unanswered(session)
+            raise
 
     def close(self) -> None:
         """End the session and open no other; a second time does nothing."""

@@ -17,7 +17,8 @@ from kvbridge.client.kv_views import KvView
 from kvbridge.client.layouts import geometry_message, geometry_of, lazy_layout
 from kvbridge.client.plans import index, require_optional_type, require_type
 from kvbridge.client.ports import Ports
-from kvbridge.client.references import Reference, ReferenceKind
+from kvbridge.client.references import Ended, Reference, ReferenceKind
+from kvbridge.client.sessions import Session
 from kvbridge.client.token_ids import AnyTokens, TokenIds, pack_token_ids
 from kvbridge.core.descriptor import FORMAT_VERSION, Verification, check_key
 from kvbridge.core.errors import InvalidFieldError
@@ -105,7 +106,7 @@ def acquire(ports: Ports, ask: Ask, deadline: Deadline) -> Handoff:
     """
     asked_at = time.monotonic()
     try:
-        session, answer = ports.connector.call(lambda rpc: rpc.handoff.Acquire, ask.request, deadline)
+        session, answer = ports.ask(lambda rpc: rpc.handoff.Acquire, ask.request, deadline, granted=_leases)
     except CallFailedError as failure:
         failure.raise_if_misuse()
         reason = Reason.DRAINING if failure.draining else Reason.BRIDGE_UNREACHABLE
@@ -126,6 +127,11 @@ def acquire(ports: Ports, ask: Ask, deadline: Deadline) -> Handoff:
         asked_at=asked_at,
     )
     return _taken(ask, answer.handoff_id, message, lease, deadline)
+
+
+def _leases(session: Session, answer: pb.AcquireResponse) -> tuple[Ended, ...]:
+    leased = [part.kv.lease_token for part in answer.parts if part.WhichOneof("directive") == "kv"]
+    return tuple(Ended(session=session, kind=ReferenceKind.LEASE, token=token) for token in leased)
 
 
 def fallback(ask: Ask, reason: Reason, detail: str, *, handoff_id: str = "") -> Handoff:

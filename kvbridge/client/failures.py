@@ -23,6 +23,18 @@ _REASONS_BY_CODE = {
 """What an error status means for a publication; every other one means that the bridge could not be used."""
 
 
+_UNANSWERED = frozenset(
+    {
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+    }
+)
+"""Codes after which nobody knows what the bridge did."""
+
+
 class CallFailedError(BridgeError):
     """A call brought no answer, or an error status."""
 
@@ -46,6 +58,11 @@ class CallFailedError(BridgeError):
     def draining(self) -> bool:
         """Tell whether the node refuses because it is shutting down."""
         return self.about == DRAINING
+
+    @property
+    def unanswered(self) -> bool:
+        """Tell whether the bridge may have done what it was asked for, although no answer of its own came."""
+        return self.code in _UNANSWERED and not self.about
 
     @property
     def reason(self) -> Reason:

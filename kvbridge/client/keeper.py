@@ -4,7 +4,9 @@
    `SimpleQueue`; both are reentrant, so a finalizer cannot deadlock on a lock that the interrupted code holds.
 2. The thread turns the notes into batches, one message per session for leases and holds. A batch keeps its request id
    while it is tried again, so the bridge carries it out once.
-3. Everything in use is renewed together, every third of the shortest time to live. While the bridge is silent, renewal
+3. A call that was given up may have granted something all the same, which would stay taken as long as this process
+   lives. So it is made again under its own request id, and what it gives is returned.
+4. Everything in use is renewed together, every third of the shortest time to live. While the bridge is silent, renewal
    is tried again sooner, so that a short silence costs nobody their lease.
 """
 
@@ -28,7 +30,7 @@ import grpc
 from kvbridge.client.connector import Connector
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.failures import CallFailedError
-from kvbridge.client.references import Ended, Reference, ReferenceKind
+from kvbridge.client.references import Ended, Reference, ReferenceKind, Unanswered
 from kvbridge.client.rpc import Method, Rpc
 from kvbridge.client.sessions import Session
 from kvbridge.v1 import handoff_service_pb2 as pb
@@ -72,10 +74,12 @@ class _Batch:
     """Whose they were."""
     method: Method[Any]
     """Which call returns them."""
-    request: pb.ReleaseRequest | pb.AbortRequest
+    request: Any
     """The message, the same at each try."""
     tokens: tuple[str, ...] = field(default=())
     """The tokens, if each could be returned by a message of its own."""
+    granted: Callable[[Session, Any], tuple[Ended, ...]] | None = None
+    """Finds what the answer grants and nobody wants, if the message asks for something."""
 
 
 class Keeper:
@@ -85,7 +89,7 @@ class Keeper:
         """Serve the references of one bridge object."""
         self._connector: Connector | None = None
         self._pid = os.getpid()
-        self._notes: deque[Ended | weakref.ref[Reference]] = deque()
+        self._notes: deque[Ended | Unanswered | weakref.ref[Reference]] = deque()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -115,8 +119,8 @@ class Keeper:
         if time.monotonic() + _interval(reference) < self._renew_at:
             self._wake.put(None)
 
-    def ended(self, note: Ended) -> None:
-        """Return a reference soon; called from finalizers, so without any lock."""
+    def ended(self, note: Ended | Unanswered) -> None:
+        """Return a reference soon, or find out whether there is one; called from finalizers, so without any lock."""
         self._notes.append(note)
         self._wake.put(None)
 
@@ -184,6 +188,10 @@ class Keeper:
                 self._tracked.pop(note.token, None)
                 ended.append(note)
                 continue
+            if isinstance(note, Unanswered):
+                self._batches.append(_again(note))
+                self._send_at = 0.0
+                continue
             reference = note()
             if reference is not None and not reference.ended:
                 self._tracked[reference.token] = note
@@ -208,12 +216,17 @@ class Keeper:
     def _sent(self, batch: _Batch) -> bool:
         """Send a batch and tell whether it is done with, be it because the bridge refuses it."""
         try:
-            batch.session.call(batch.method, batch.request, Deadline(CALL_SECONDS_MAX))
+            answer = batch.session.call(batch.method, batch.request, Deadline(CALL_SECONDS_MAX))
         except CallFailedError as failure:
             if failure.code in _TRANSIENT:
                 return False
             if len(batch.tokens) > 1:  # All are released or none, so one unknown token must not keep the others.
                 self._batches.extend(_release(batch.session, [token]) for token in batch.tokens)
+            return True
+        if batch.granted is not None:
+            self._batches.extend(_batches(batch.granted(batch.session, answer)))
+            self._send_at = 0.0
+            self._wake.put(None)
         return True
 
     def _renew(self) -> None:
@@ -282,6 +295,10 @@ def _batches(ended: Iterable[Ended]) -> Iterator[_Batch]:
 def _shares(items: list[Any]) -> Iterator[list[Any]]:
     for start in range(0, len(items), TOKENS_PER_CALL_MAX):
         yield items[start : start + TOKENS_PER_CALL_MAX]
+
+
+def _again(note: Unanswered) -> _Batch:
+    return _Batch(session=note.session, method=note.method, request=note.request, granted=note.granted)
 
 
 def _release(session: Session, tokens: list[str]) -> _Batch:

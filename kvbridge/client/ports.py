@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from kvbridge.client.connector import Connector
+from kvbridge.client.deadlines import Deadline
 from kvbridge.client.keeper import Keeper
-from kvbridge.client.references import Reference, ReferenceKind
+from kvbridge.client.references import Ended, Reference, ReferenceKind, Unanswered
+from kvbridge.client.rpc import Method
 from kvbridge.client.sessions import Session
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +26,25 @@ class Ports:
     """Renews and returns references."""
     owner: object
     """The bridge object, which lives as long as anything that came from it."""
+
+    def ask(
+        self,
+        method: Method[_Answer],
+        request: Any,
+        deadline: Deadline,
+        *,
+        granted: Callable[[Session, _Answer], tuple[Ended, ...]],
+    ) -> tuple[Session, _Answer]:
+        """Make a call that grants a reference; what it grants after this has given up is returned in the background.
+
+        Raises:
+            CallFailedError: there was no answer in time, or an error status.
+        """
+
+        def unanswered(session: Session) -> None:
+            self.keeper.ended(Unanswered(session=session, method=method, request=request, granted=granted))
+
+        return self.connector.call(method, request, deadline, unanswered=unanswered)
 
     def reference(
         self, session: Session, kind: ReferenceKind, *, token: str, ttl_seconds: float, asked_at: float

@@ -16,7 +16,7 @@ from kvbridge.client.layouts import lazy_layout
 from kvbridge.client.plans import PublishPlan
 from kvbridge.client.ports import Ports
 from kvbridge.client.private_memory import private_slot
-from kvbridge.client.references import Reference, ReferenceKind
+from kvbridge.client.references import Ended, Reference, ReferenceKind
 from kvbridge.client.sessions import Session
 from kvbridge.client.slots import SlotWriter
 from kvbridge.core.descriptor import PayloadReference, Verification
@@ -71,6 +71,10 @@ def produce(ports: Ports, plan: PublishPlan) -> Production:
     return SharedProduction(ports, plan)
 
 
+def _reservation(session: Session, answer: pb.ReserveResponse) -> tuple[Ended, ...]:
+    return (Ended(session=session, kind=ReferenceKind.RESERVATION, token=answer.reservation_token),)
+
+
 class SharedProduction:
     """A payload that is written into a slot of the arena."""
 
@@ -83,7 +87,7 @@ class SharedProduction:
         deadline = Deadline(plan.reserve_seconds)
         request = pb.ReserveRequest(request_id=str(uuid.uuid4()), spec=encode_spec(plan.spec))
         asked_at = time.monotonic()
-        session, answer = ports.connector.call(lambda rpc: rpc.handoff.Reserve, request, deadline)
+        session, answer = ports.ask(lambda rpc: rpc.handoff.Reserve, request, deadline, granted=_reservation)
         self._ports = ports
         self._plan = plan
         self._reservation = ports.reference(

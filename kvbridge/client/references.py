@@ -7,7 +7,9 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum, unique
+from typing import Any
 
+from kvbridge.client.rpc import Method
 from kvbridge.client.sessions import Session
 
 
@@ -33,6 +35,20 @@ class Ended:
     """What it was."""
     token: str
     """Names it at the bridge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unanswered:
+    """A call that may have granted a reference, and whose answer nobody waits for any more."""
+
+    session: Session
+    """Who asked."""
+    method: Method[Any]
+    """What was called."""
+    request: Any
+    """With what; the same request id brings the same answer, if there was one."""
+    granted: Callable[[Session, Any], tuple[Ended, ...]]
+    """Finds in the answer what is to be returned."""
 
 
 class Reference:
