@@ -16,9 +16,7 @@ from transformers import DynamicCache
 from kvbridge import (
     Bridge,
     DimensionOrder,
-    Handoff,
     LayersMissingError,
-    Publication,
     Reason,
     ShapeMismatchError,
     UnknownLayerError,
@@ -32,6 +30,7 @@ from kvbridge.integrations.transformers import (
     cache_geometry,
     extract,
 )
+from tests.integration.transformers.handover import IDS, PREFIX, Handover
 from tests.integration.transformers.tiny import (
     continue_greedily,
     forward,
@@ -39,13 +38,10 @@ from tests.integration.transformers.tiny import (
     model,
     prefill,
     snapshot_of,
-    token_ids,
     tokenizer,
     windows,
 )
 
-IDS = token_ids(24)
-PREFIX = 20
 Layers: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -115,32 +111,6 @@ def test_the_library_itself_says_nothing_about_a_window_without_its_count() -> N
         cache.update(keys, values, index)
     wrong = forward(tiny, IDS[PREFIX:], cache)
     assert (wrong - right).abs().max() > 1e-5
-
-
-class Handover:
-    """A producer and a consumer that meet at a bridge."""
-
-    def __init__(self, bridge: Bridge, producer: Any, consumer: Any = None, **port: Any) -> None:
-        self.bridge = bridge
-        self.producer = ModelPort(producer, tokenizer(), **port)
-        self.consumer = self.producer if consumer is None else ModelPort(consumer, tokenizer())
-        self._count = 0
-
-    def publish(self, cache: Any, ids: list[int] = IDS[:PREFIX], **options: Any) -> Publication:
-        """Publish a cache under a key of its own."""
-        self._count += 1
-        return self.producer.publish(self.bridge, f"fault/{id(self)}/{self._count}", cache, tokens=ids, **options)
-
-    def acquire(self, slot: Publication, ids: list[int] = IDS, **options: Any) -> Handoff:
-        """Ask for what was published."""
-        assert slot.published, slot.detail
-        return self.consumer.acquire(self.bridge, slot.key, tokens=ids, timeout=10, **options)
-
-    def refusal(self, ids: list[int] = IDS) -> tuple[Reason | None, str]:
-        """Publish what the producer computes, ask for it, and return why there is no cache."""
-        with self.acquire(self.publish(prefill(self.producer._model, IDS[:PREFIX])), ids) as handoff:
-            assert handoff.kv is None
-            return handoff.reason, handoff.detail
 
 
 def test_a_padded_tail_is_trimmed_or_refused(bridge: Bridge) -> None:
