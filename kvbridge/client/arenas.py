@@ -6,6 +6,10 @@ import os
 import weakref
 from contextlib import suppress
 
+import grpc
+
+from kvbridge.client.failures import CallFailedError
+from kvbridge.memory.errors import MappingUnavailableError
 from kvbridge.memory.mapping import SharedMapping
 from kvbridge.memory.region import CharArray
 
@@ -36,9 +40,16 @@ class ArenaView:
         return f"<ArenaView {self.arena_id}: {self.mapping!r}>"
 
     def slot(self, offset_bytes: int, length_bytes: int, owner: object) -> CharArray:
-        """Return a slot's bytes, which keep `owner` alive."""
-        self._populate_once()
-        return self.mapping.buffer(offset_bytes, length_bytes, owner)
+        """Return a slot's bytes, which keep `owner` alive.
+
+        Raises:
+            CallFailedError: another thread has ended the session meanwhile.
+        """
+        try:
+            self._populate_once()
+            return self.mapping.buffer(offset_bytes, length_bytes, owner)
+        except MappingUnavailableError as error:
+            raise CallFailedError(grpc.StatusCode.UNAVAILABLE, f"the session has ended: {error}") from error
 
     def has(self, offset_bytes: int, length_bytes: int) -> bool:
         """Tell whether the arena has this range."""

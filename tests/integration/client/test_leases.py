@@ -19,13 +19,15 @@ from kvbridge import Bridge, HandoffInvalidError, Reason, connect
 from tests.harness import BridgeProcess, running_bridge, wait_for
 from tests.integration.client.kv import DIM, HEADS, MODEL, SHAPE, Contents
 
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 2.0
 
 
 @pytest.fixture(scope="module")
 def bridge_process() -> Iterator[BridgeProcess]:
     """Run a bridge whose leases are short."""
-    with running_bridge("--lease-ttl-seconds", str(LEASE_SECONDS), "--reservation-ttl-seconds", "1") as process:
+    with running_bridge(
+        "--lease-ttl-seconds", str(LEASE_SECONDS), "--reservation-ttl-seconds", str(LEASE_SECONDS)
+    ) as process:
         yield process
 
 
@@ -79,12 +81,12 @@ def test_the_block_returns_the_lease_although_tensors_are_alive(bridge: Bridge) 
 
 
 def test_a_lease_is_renewed_while_it_is_used(bridge: Bridge) -> None:
-    """Several times to live later the memory is still the consumer's."""
+    """After its time to live the memory is still the consumer's."""
     contents = Contents()
     slot = contents.publish(bridge, "renewed", linger_seconds=0, hold=True)
     handoff = contents.acquire(bridge, "renewed")
     slot.release()
-    ends_at = time.monotonic() + 3 * LEASE_SECONDS
+    ends_at = time.monotonic() + 1.5 * LEASE_SECONDS
     wait_for(lambda: time.monotonic() > ends_at or not handoff.still_valid())
     contents.assert_in(handoff)
     assert handoff.still_valid()
@@ -94,11 +96,11 @@ def test_a_reservation_and_a_hold_are_renewed(bridge: Bridge) -> None:
     """A slow producer keeps its slot, and then its payload."""
     contents = Contents()
     with bridge.publish("slow", model=MODEL, geometry=SHAPE, tokens=contents.ids, hold=True, linger_seconds=0) as slot:
-        ends_at = time.monotonic() + 2.5 * LEASE_SECONDS
+        ends_at = time.monotonic() + 1.5 * LEASE_SECONDS
         wait_for(lambda: time.monotonic() > ends_at)
         contents.write(slot)
     assert slot.published, slot.detail
-    ends_at = time.monotonic() + 2.5 * LEASE_SECONDS
+    ends_at = time.monotonic() + 1.5 * LEASE_SECONDS
     wait_for(lambda: time.monotonic() > ends_at or not slot.held)
     assert slot.held
     contents.assert_in(contents.acquire(bridge, "slow"))
@@ -156,7 +158,7 @@ def test_a_forgotten_bridge_object_lives_on_in_its_tensors(bridge: Bridge, bridg
     contents.publish(bridge, "orphan")
     key = contents.acquire(connect(bridge_process.target), "orphan").layer(0)[0]
     gc.collect()
-    ends_at = time.monotonic() + 2 * LEASE_SECONDS
+    ends_at = time.monotonic() + 1.5 * LEASE_SECONDS
     wait_for(lambda: time.monotonic() > ends_at)
     assert _leases(bridge) == 1
     sessions = bridge.node().sessions

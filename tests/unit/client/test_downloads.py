@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbridge.client.downloads import CorruptDownloadError, _fill
@@ -27,6 +27,7 @@ def _messages(slot: memoryview, layout: LazyLayout, valid_length: int, chunk_byt
         yield encode_chunk(pieces, DOWNLOAD_CHUNK_TAG)
 
 
+@settings(deadline=None)
 @given(geometries(), st.integers(1, 20), st.integers(0, 5), st.integers(1, 5000))
 def test_bytes_survive_any_cut(shape: CacheGeometry, valid_length: int, spare: int, chunk_bytes: int) -> None:
     """Slots of different capacity hold the same canonical bytes, whatever the size of a chunk."""
@@ -37,6 +38,7 @@ def test_bytes_survive_any_cut(shape: CacheGeometry, valid_length: int, spare: i
     assert b"".join(_canonical(target, layout, valid_length)) == wanted
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=20), max_size=10), st.integers(1, 7))
 def test_chunks_are_full_but_the_last(strips: list[bytes], chunk_bytes: int) -> None:
     """Cutting loses nothing, and messages are as large as they may be."""

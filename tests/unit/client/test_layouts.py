@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbridge.client.layouts import LazyLayout, geometry_message, geometry_of
@@ -11,6 +11,7 @@ from kvbridge.core.layout import slot_layout
 from tests.builders import geometries, geometry
 
 
+@settings(deadline=None)
 @given(geometries(), st.integers(1, 2000), st.data())
 def test_the_lazy_layout_is_the_core_layout(shape: CacheGeometry, capacity: int, data: st.DataObject) -> None:
     """Every region, the size and the canonical order are the same."""
@@ -29,6 +30,7 @@ def test_a_layout_knows_its_layers() -> None:
     assert "3" not in lazy
 
 
+@settings(deadline=None)
 @given(geometries())
 def test_geometries_survive_the_cache(shape: CacheGeometry) -> None:
     """What comes back from the wire is the same geometry, and the same object the second time."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbridge.client.errors import ArgumentTypeError, ArgumentValueError, ShapeMismatchError
@@ -32,6 +32,7 @@ def _blocks(tokens: torch.Tensor, block_size: int, order: str) -> tuple[torch.Te
     return (blocks.transpose(1, 2).contiguous() if order == "HND" else blocks), table.tolist()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 39), st.integers(1, 9), st.sampled_from(DimensionOrder))
 def test_gathering_takes_the_tokens_behind_those_skipped(
     total: int, skip: int, block_size: int, order: DimensionOrder
@@ -45,6 +46,7 @@ def test_gathering_takes_the_tokens_behind_those_skipped(
     assert torch.equal(out, tokens[:, skip:])
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 39), st.integers(1, 9), st.sampled_from(DimensionOrder))
 def test_scattering_is_the_inverse_of_gathering(total: int, skip: int, block_size: int, order: DimensionOrder) -> None:
     """What was scattered is gathered again, and nothing else was touched."""

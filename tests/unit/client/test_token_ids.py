@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbridge.client.errors import ArgumentTypeError, ArgumentValueError
@@ -18,6 +18,7 @@ from kvbridge.core.tokens import TokenSequence
 _IDS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50)
 
 
+@settings(deadline=None)
 @given(_IDS)
 def test_ids_survive_packing(ids: list[int]) -> None:
     """Packing is little-endian, 4 bytes each, and unpacking gives the same ids."""
@@ -26,6 +27,7 @@ def test_ids_survive_packing(ids: list[int]) -> None:
     assert unpack_token_ids(packed) == ids
 
 
+@settings(deadline=None)
 @given(_IDS)
 def test_every_container_packs_alike(ids: list[int]) -> None:
     """Tuples, arrays and tensors of any integer type that fits give the same bytes."""
