@@ -11,12 +11,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadSpec, Verification
-from kvbridge.core.errors import UnavailableError, WrongStateError
+from kvbridge.core.errors import UnavailableError, UnknownReferenceError, WrongStateError
 from kvbridge.core.gate import AcquireTerms, Candidate, Finding, decide
 from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Committed, Grant, Ledger, LedgerLimits, Page, Payload, Rejected, Tombstone, Usage
@@ -142,6 +143,7 @@ class Bridge:
         """Lend a slot that the node itself writes into on the client's behalf; errors as for `reserve`."""
         if self.draining:
             raise UnavailableError("the node is shutting down and takes no new payloads")
+        self.sessions.require_alive(client)
         slot_bytes = slot_layout(spec.geometry, spec.capacity_tokens).slot_bytes
         with self._tenancy(client).ledger() as ledger:
             return ledger.reserve(
@@ -297,6 +299,7 @@ class Bridge:
         return Tenancy(tenant=tenant, ledger=ledger, arena=arena, epoch=self.epoch)
 
     def _ask_gate(self, tenancy: Tenancy, client: Client, terms: AcquireTerms) -> Leased | Fallback:
+        self.sessions.require_alive(client)
         now = self._clock()
         with tenancy.ledger() as ledger:
             found = ledger.find(now=now, key=terms.reference.key, generation=terms.reference.generation)
@@ -342,7 +345,8 @@ class Bridge:
             [ttl_seconds] = ledger.renew(now=now, client_id=client.client_id, tokens=[token])
             if finding.failure is None and ttl_seconds is not None:
                 return leased
-            if ttl_seconds is not None:
+            # Expired or not, the consumer was never told of this lease; only if its session ended is it gone already.
+            with suppress(UnknownReferenceError):
                 ledger.release(now=now, client_id=client.client_id, tokens=[token])
             reason, detail = finding.failure or (
                 Reason.PAYLOAD_EXPIRED,

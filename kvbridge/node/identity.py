@@ -64,6 +64,15 @@ class Sessions:
         """End a session and return its client, or None if there is none."""
         return self._clients.pop(token, None)
 
+    def require_alive(self, client: Client) -> None:
+        """Refuse to grant anything to a client that is gone: nobody would be left to return it.
+
+        Raises:
+            SessionEndedError: its session has ended since the call began.
+        """
+        if client.attached and client.client_id not in self._clients:
+            raise SessionEndedError("the descriptor socket session has ended; attach again")
+
     def identify(self, name: str) -> Client:
         """Return the client that calls itself `name`.
 

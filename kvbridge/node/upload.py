@@ -64,7 +64,6 @@ class Upload:
         """
         [ttl_seconds] = self._bridge.renew(self._client, [self._grant.token])
         if ttl_seconds is None:
-            self._open = False
             raise UnknownReferenceError("chunk", "the upload was too slow and its reservation has expired")
         self._writer.write(chunk)
 

@@ -245,7 +245,8 @@ class Ledger:
     def renew(self, *, now: float, client_id: str, tokens: Sequence[str]) -> list[float | None]:
         """Prolong references and return for each token how long it lasts from now, or None if it is gone.
 
-        Renewing an expired reference acknowledges the expiry: the caller no longer touches the bytes.
+        Renewing an expired reference says nothing about who still touches the bytes: clients renew in the background,
+        beside the thread that reads or writes. Only a release, an abort or the client's end does.
 
         Raises:
             NotYoursError: `tokens[i]` belongs to another client; nothing is renewed.
@@ -388,11 +389,7 @@ class Ledger:
         return reference.grant()
 
     def _renew(self, reference: ReferenceEntry) -> float | None:
-        if self._life.references.find(reference.token) is None:
-            return None  # The same request named the token before, and that acknowledged its expiry.
         if reference.residue:
-            self._life.acknowledge(reference)
-            self._life.references.remember(reference)
             return None
         self._life.renew(reference, now=self._now)
         return reference.ttl_seconds

@@ -232,12 +232,7 @@ class AnyLife(LedgerMachine):
             return
         assert ttls == [None if claim is None or claim.residue else claim.ttl for claim in claims]
         for claim in claims:
-            if claim is None or claim.token not in self.model.claims:
-                continue
-            if claim.residue:
-                self.model.give_back(claim)
-                self.model.expired[claim.token] = client
-            elif claim.expires_at is not None:
+            if claim is not None and not claim.residue and claim.expires_at is not None:
                 claim.expires_at = self.now + claim.ttl
 
     @rule(data=st.data(), size=st.integers(0, 3))

@@ -19,7 +19,6 @@ from tests.unit.core.ledger.desk import (
 
 ACKNOWLEDGEMENTS: dict[str, Callable[[Desk, str], object]] = {
     "release": lambda desk, token: desk.release(token, client="mapper"),
-    "renew": lambda desk, token: desk.renew(token, client="mapper"),
     "death": lambda desk, _: desk.end("mapper"),
 }
 PAGES = 4
@@ -150,3 +149,16 @@ def test_the_death_of_another_client_frees_nothing() -> None:
     desk.end("producer")
     desk.end("consumer")
     assert quarantined(desk)
+
+
+def test_a_late_renewal_does_not_free_what_its_client_may_still_touch() -> None:
+    """Clients renew in the background, beside the thread that reads or writes, so a renewal proves nothing."""
+    desk, lease = full_desk_with_expired_lease()
+    desk.renew(lease, client="mapper")
+    desk.renew(lease, client="mapper")
+    assert quarantined(desk)
+    writing = Desk(pages=PAGES)
+    token = writing.reserve(pages=PAGES, client="mapper").token
+    writing.wait(RESERVATION_SECONDS)
+    writing.renew(token, client="mapper")
+    assert quarantined(writing)
