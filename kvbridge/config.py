@@ -17,7 +17,22 @@ ENVIRONMENT_PREFIX = "KVBRIDGE_"
 SOCKET_NAME = "bridge.sock"
 DESCRIPTOR_SOCKET_NAME = "descriptors.sock"
 PORT_MAX = 65_535
+INTEGER_MAX = (1 << 31) - 1
+"""Greatest count: what gRPC takes."""
+CHUNK_BYTES_MAX = 32 << 20
+"""Largest chunk: clients take messages of twice that."""
 _GIB = 1 << 30
+_ARENA_BYTES_MAX = 1 << 50
+_MAXIMA = {
+    "arena_bytes": _ARENA_BYTES_MAX,
+    "tombstone_bytes_max": _ARENA_BYTES_MAX,
+    "answer_bytes_remembered_max": _ARENA_BYTES_MAX,
+    "chunk_bytes": CHUNK_BYTES_MAX,
+}
+"""Settings with a greatest value of their own."""
+_POSITIVE = frozenset({"lease_ttl_seconds", "reservation_ttl_seconds", "upload_seconds_max"})
+"""Durations that nothing could be done within if they were 0."""
+_POSITIVE_SECONDS_MIN = 0.001
 _ROOT_UID = 0
 _LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -93,6 +108,10 @@ class BridgeConfig:
     """Largest gRPC message: room for the longest text and token list together."""
     answers_remembered_max: int = 4096
     """Most answers kept for clients that repeat a request."""
+    answer_bytes_remembered_max: int = 64 << 20
+    """Most bytes of such answers, which may carry texts and token ids."""
+    upload_seconds_max: float = 600.0
+    """How long one upload may take."""
     chunk_bytes: int = 1 << 20
     """Size of a chunk that the node streams."""
     reflection: bool = True
@@ -108,6 +127,8 @@ class BridgeConfig:
         """
         for setting in fields(self):
             self._check(setting.name)
+        if not self.socket:
+            raise ConfigurationError("socket: must name a path")
         if self.listen:
             self._check_listen()
 
@@ -128,10 +149,13 @@ class BridgeConfig:
         if isinstance(value, bool | str):
             return
         if name.endswith("_seconds"):
-            if not 0 <= value <= DURATION_SECONDS_MAX:
-                raise ConfigurationError(f"{name}: must lie in [0, {DURATION_SECONDS_MAX}], got {value}")
-        elif value < 1:
-            raise ConfigurationError(f"{name}: must be at least 1, got {value}")
+            self._check_range(name, value, _POSITIVE_SECONDS_MIN if name in _POSITIVE else 0, DURATION_SECONDS_MAX)
+        else:
+            self._check_range(name, value, 1, _MAXIMA.get(name, INTEGER_MAX))
+
+    def _check_range(self, name: str, value: float, least: float, most: float) -> None:
+        if not least <= value <= most:
+            raise ConfigurationError(f"{name}: must lie in [{least}, {most}], got {value}")
 
     @property
     def descriptor_socket(self) -> str:

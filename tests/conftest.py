@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.harness import BridgeProcess, running_bridge
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("kvbridge", deadline=None)
+settings.load_profile("kvbridge")
 
 
 @pytest.fixture(scope="module")

@@ -73,9 +73,9 @@ class FallbackText:
         """
         if self.text is not None and self.text_uri is not None:
             raise InvalidFieldError("fallback", "holds both a text and a text URI")
-        if self.text is not None and len(self.text.encode("utf-8", "surrogatepass")) > TEXT_BYTES_MAX:
+        if self.text is not None and _utf8_bytes("fallback.text", self.text) > TEXT_BYTES_MAX:
             raise InvalidFieldError("fallback.text", f"is over {TEXT_BYTES_MAX} bytes; give a text URI instead")
-        if self.text_uri is not None and len(self.text_uri.encode("utf-8", "surrogatepass")) > TEXT_URI_BYTES_MAX:
+        if self.text_uri is not None and _utf8_bytes("fallback.text_uri", self.text_uri) > TEXT_URI_BYTES_MAX:
             raise InvalidFieldError("fallback.text_uri", f"is over {TEXT_URI_BYTES_MAX} bytes")
 
 
@@ -202,8 +202,17 @@ def check_key(key: str) -> None:
         raise InvalidFieldError("key", "must not be empty")
     if not key.isprintable():
         raise InvalidFieldError("key", "holds characters that do not print")
-    if len(key.encode("utf-8")) > KEY_BYTES_MAX:
+    if _utf8_bytes("key", key) > KEY_BYTES_MAX:
         raise InvalidFieldError("key", f"is over {KEY_BYTES_MAX} bytes of UTF-8")
+
+
+def _utf8_bytes(name: str, text: str) -> int:
+    try:
+        return len(text.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise InvalidFieldError(
+            name, f"holds a lone surrogate at character {error.start}, which UTF-8 cannot"
+        ) from error
 
 
 def _check_integer(name: str, value: object, least: int, most: int) -> None:

@@ -20,6 +20,8 @@ from kvbridge.demo.inference import Continuation, continue_greedily
 from kvbridge.integrations.transformers import ModelPort
 
 ACQUIRE_SECONDS = 5.0
+LINGER_SECONDS = 3600.0
+"""How long the caches outlive their producer, which has ended when the consumers come."""
 WARM_UP_TOKENS = 64
 FALLBACK_ANSWER_TOKENS = 16
 
@@ -58,7 +60,14 @@ class Agent:
             ids = self.document[:length]
             read = continue_greedily(self.model, ids, count=1)
             started = time.perf_counter()
-            published = self.port.publish(self.bridge, _key(length), read.cache, tokens=ids, text=self._text(length))
+            published = self.port.publish(
+                self.bridge,
+                _key(length),
+                read.cache,
+                tokens=ids,
+                text=self._text(length),
+                linger_seconds=LINGER_SECONDS,
+            )
             seconds = time.perf_counter() - started
             if not published.published:
                 raise SystemExit(f"publishing {length} tokens failed: {published.reason} {published.detail}")

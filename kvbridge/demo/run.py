@@ -18,6 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvbridge.core.errors import BridgeError
+from kvbridge.core.reasons import Reason
 from kvbridge.demo import checkpoint
 from kvbridge.demo.events import parse
 
@@ -73,8 +74,9 @@ class Outcome:
 
     @property
     def succeeded(self) -> bool:
-        """Tell whether every token agreed and the fallback was right."""
-        return self.identical_tokens == self.compared_tokens and self.fallback.answer_correct
+        """Tell whether every token agreed, and the other version got the text for that reason and used it right."""
+        right = self.fallback.answer_correct and self.fallback.reason == Reason.MODEL_VERSION_MISMATCH
+        return self.identical_tokens == self.compared_tokens and right
 
 
 def run_demo(*, as_json: bool, lengths: Sequence[int] = LENGTHS) -> int:
@@ -152,7 +154,7 @@ def _table(outcome: Outcome) -> str:
         [
             "",
             f"{'':8}{'':12}{'time to first token in seconds':>28}",
-            f"{'tokens':>8}{'MB moved':>12}{'from text':>14}{'from cache':>14}{'speed-up':>12}",
+            f"{'tokens':>8}{'MB handed':>12}{'from text':>14}{'from cache':>14}{'speed-up':>12}",
             *rows,
             "",
             f"Greedy tokens identical to a full prefill: {outcome.identical_tokens} of {outcome.compared_tokens}.",
@@ -183,7 +185,9 @@ def _events(role: str, target: str, folder: Path, lengths: Sequence[int]) -> Ite
             yield from (event for event in map(parse, process.stdout) if event is not None)
             if process.wait(STOP_SECONDS_MAX):
                 words.seek(0)
-                raise DemoFailedError(f"the {role} ended with status {process.returncode}:\n{words.read()[-2000:]}")
+                raise DemoFailedError(
+                    f"the {role} ended with status {process.returncode}:\n{words.read()[-2000:].strip()}"
+                )
         finally:
             process.kill()
             process.wait()

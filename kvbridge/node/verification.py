@@ -8,6 +8,7 @@ that the full check costs little more than one pass over memory.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from kvbridge.core.reasons import Reason
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +61,32 @@ class Verifier:
             slot=np.frombuffer(slot, dtype=np.uint8), descriptor=descriptor, level=level, zero_padding=zero_padding
         )
         shares = [layers[first :: self._threads] for first in range(min(self._threads, len(layers)))]
-        loop = asyncio.get_running_loop()
-        done = await asyncio.gather(
-            *(loop.run_in_executor(self._executor, job.check_layers, share) for share in shares)
-        )
+        done = await self._all_done(job, shares)
+        if done is None:
+            return ByteFinding(
+                failure=(Reason.PAYLOAD_CORRUPT, "the bytes could not be checked; the node's log says why")
+            )
         found = {finding.layer: finding for findings in done for finding in findings}
         return _combine([found[layer] for layer in descriptor.geometry.layers], descriptor)
+
+    async def _all_done(
+        self, job: _Job, shares: Sequence[Sequence[tuple[Region, ...]]]
+    ) -> list[list[_LayerFinding]] | None:
+        """Wait for every share, so that none touches the slot any more, and return None if one broke off."""
+        loop = asyncio.get_running_loop()
+        started: list[asyncio.Future[list[_LayerFinding]]] = []
+        broken: list[BaseException] = []
+        try:
+            for share in shares:
+                future = loop.run_in_executor(self._executor, job.check_layers, share)
+                started.append(future)  # noqa: PERF401 - what has started must be known if the next does not
+        except RuntimeError as error:  # What the executor raises when the system gives it no thread.
+            broken.append(error)
+        done = await asyncio.gather(*started, return_exceptions=True)
+        broken += [found for found in done if isinstance(found, BaseException)]
+        for problem in broken:
+            _log.error("checking bytes broke off", exc_info=problem)
+        return None if broken else [found for found in done if not isinstance(found, BaseException)]
 
     def close(self) -> None:
         """Let running work end and take no more."""

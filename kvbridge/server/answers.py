@@ -21,6 +21,7 @@ _REQUEST_ID_CHARACTERS_MAX = 64
 class _Entry:
     fingerprint: bytes
     task: asyncio.Task[Any]
+    answer_bytes: int = 0
 
 
 class Answers:
@@ -29,9 +30,11 @@ class Answers:
     Errors are not remembered: a request that failed has changed nothing and may be tried again.
     """
 
-    def __init__(self, answers_max: int) -> None:
-        """Remember at most `answers_max` answers."""
+    def __init__(self, answers_max: int, answer_bytes_max: int) -> None:
+        """Remember at most `answers_max` answers of `answer_bytes_max` bytes together."""
         self._answers_max = answers_max
+        self._answer_bytes_max = answer_bytes_max
+        self._answer_bytes = 0
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -81,20 +84,33 @@ class Answers:
         task = asyncio.get_running_loop().create_task(run())
         entry = self._entries[name] = _Entry(fingerprint=fingerprint, task=task)
         self._running.add(task)
-        task.add_done_callback(lambda done: self._forget_error(name, done))
-        while len(self._entries) > self._answers_max:
-            self._entries.popitem(last=False)
+        task.add_done_callback(lambda done: self._note_end(name, done))
+        self._make_room()
         return entry
 
-    def _forget_error(self, name: tuple[str, str], done: asyncio.Task[Any]) -> None:
+    def _note_end(self, name: tuple[str, str], done: asyncio.Task[Any]) -> None:
+        """Weigh an answer, which may carry a long text; forget an error."""
         self._running.discard(done)
         if done.cancelled() or done.exception() is not None:
             self._forget(name, done)
+            return
+        entry = self._entries.get(name)
+        answer = done.result()
+        if entry is not None and entry.task is done and isinstance(answer, Message):
+            entry.answer_bytes = answer.ByteSize()
+            self._answer_bytes += entry.answer_bytes
+            self._make_room()
+
+    def _make_room(self) -> None:
+        while len(self._entries) > self._answers_max or self._answer_bytes > self._answer_bytes_max:
+            _, oldest = self._entries.popitem(last=False)
+            self._answer_bytes -= oldest.answer_bytes
 
     def _forget(self, name: tuple[str, str], task: asyncio.Task[Any]) -> None:
         entry = self._entries.get(name)
         if entry is not None and entry.task is task:
             del self._entries[name]
+            self._answer_bytes -= entry.answer_bytes
 
 
 def _fingerprint(request: Message) -> bytes:

@@ -5,13 +5,14 @@ Messages stay serialized: `kvbridge.wire.chunks` finds the chunk in them without
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
-from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.errors import InvalidFieldError, TooLateError
 from kvbridge.core.layout import slot_layout
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.streams import canonical_chunks
@@ -49,11 +50,24 @@ class BulkServicer:
         async def work() -> pb.UploadResponse:
             require(header.HasField("spec"), "header.spec")
             with Upload(self._bridge, client, decode_spec(header.spec), header.valid_length) as upload:
-                seal = await _write_chunks(upload, messages)
+                seal = await self._receive(upload, messages)
                 return pb.UploadResponse(commit=encode_outcome(await upload.finish(decode_seal(seal))))
 
         response = await self._answers.once(client.client_id, header.request_id, header, work, stops_with_caller=True)
         return response.SerializeToString()
+
+    async def _receive(self, upload: Upload, messages: AsyncIterator[bytes]) -> pb.PayloadSeal:
+        """Write what comes, for as long as it keeps coming.
+
+        Raises:
+            TooLateError: nothing came for as long as a reservation lasts, or the whole took too long.
+        """
+        config = self._bridge.config
+        try:
+            async with asyncio.timeout(config.upload_seconds_max):
+                return await _write_chunks(upload, messages, pause_seconds_max=config.reservation_ttl_seconds)
+        except TimeoutError as error:
+            raise TooLateError("the upload came too slowly and was given up") from error
 
     async def download(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:
         """Yield the canonical bytes of a leased payload as serialized `DownloadResponse` messages.
@@ -80,8 +94,12 @@ class BulkServicer:
             yield encode_chunk(pieces, DOWNLOAD_CHUNK_TAG)
 
 
-async def _write_chunks(upload: Upload, messages: AsyncIterator[bytes]) -> pb.PayloadSeal:
-    async for message in messages:
+async def _write_chunks(upload: Upload, messages: AsyncIterator[bytes], *, pause_seconds_max: float) -> pb.PayloadSeal:
+    while True:
+        async with asyncio.timeout(pause_seconds_max):
+            message = await anext(messages, None)
+        if message is None:
+            raise InvalidFieldError("finish", "the stream ended without it")
         chunk = split_chunk(message, UPLOAD_CHUNK_TAG)
         if chunk is not None:
             upload.write(chunk)
@@ -92,7 +110,6 @@ async def _write_chunks(upload: Upload, messages: AsyncIterator[bytes]) -> pb.Pa
             return parsed.finish
         require(parsed.WhichOneof("part") == "chunk", "chunk")
         upload.write(memoryview(parsed.chunk))
-    raise InvalidFieldError("finish", "the stream ended without it")
 
 
 async def _parse_next(messages: AsyncIterator[bytes], into: Message) -> None:

@@ -42,6 +42,7 @@ _SERVICES = (
     inspect_service_pb2.DESCRIPTOR.services_by_name["InspectService"].full_name,
 )
 _STOP_GRACE_SECONDS = 1.0
+_KEEPALIVE_MILLISECONDS = 20_000
 _PRIVATE_DIRECTORY_MODE = 0o700
 _PRIVATE_UMASK = 0o177
 
@@ -128,9 +129,12 @@ def _build_server(bridge: Bridge) -> tuple[aio.Server, HealthServicer, int | Non
             ("grpc.max_receive_message_length", config.message_bytes_max),
             ("grpc.max_send_message_length", config.message_bytes_max),
             ("grpc.so_reuseport", 0),
+            # A client by value whose host is gone says nothing; without these its uploads would wait for hours.
+            ("grpc.keepalive_time_ms", _KEEPALIVE_MILLISECONDS),
+            ("grpc.keepalive_timeout_ms", _KEEPALIVE_MILLISECONDS),
         ],
     )
-    answers = Answers(config.answers_remembered_max)
+    answers = Answers(config.answers_remembered_max, config.answer_bytes_remembered_max)
     # Handlers are asked in order, so the bulk methods shadow the generated ones of the same name.
     server.add_generic_rpc_handlers((_bulk_handlers(BulkServicer(bridge, answers)),))
     handoff = HandoffServicer(bridge, answers)  # type: ignore[abstract] # its bulk methods are the ones above

@@ -58,6 +58,12 @@ def test_a_bad_variable_is_refused_by_name(variable: str, value: str) -> None:
         {"verify_threads": -1},
         {"lease_ttl_seconds": -1.0},
         {"ttl_seconds": 1e9},
+        {"lease_ttl_seconds": 0.0},
+        {"reservation_ttl_seconds": 0.0},
+        {"message_bytes_max": 1 << 40},
+        {"concurrent_calls_max": 1 << 40},
+        {"chunk_bytes": 1 << 30},
+        {"socket": ""},
     ],
 )
 def test_settings_out_of_range_are_refused(changes: dict[str, Any]) -> None:

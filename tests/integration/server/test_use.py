@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from kvbridge.v1 import inspect_service_pb2, types_pb2
 from kvbridge.wire import encode_spec
 from tests import builders
 from tests.api import ApiClient, acquire_request, field_of, random_content, request_id, upload_messages
-from tests.harness import BridgeProcess, wait_for
+from tests.harness import BridgeProcess, running_bridge, wait_for
 
 Change = Callable[[Any], Any]
 
@@ -323,6 +324,27 @@ def test_uploaded_bytes_come_down_as_they_went_up(remote: ApiClient, client: Api
         list(remote.download(lease.lease_token, len(content) + 1))
     assert field_of(caught.value) == "offset_bytes"
     assert client.acquire(spec).WhichOneof("directive") == "kv"
+
+
+def test_a_stalled_upload_gives_its_memory_back() -> None:
+    """An upload that stops coming is given up after as long as a reservation lasts, although its stream stays open."""
+    spec = builders.spec(key="stalled")
+    messages = upload_messages(spec, random_content(spec), chunk_bytes=100)
+    stalled = threading.Event()
+
+    def trickle() -> Iterator[pb.UploadRequest]:
+        yield from messages[:3]
+        stalled.wait(30)
+
+    with running_bridge("--reservation-ttl-seconds", "0.5") as bridge, ApiClient(bridge, attached=False) as client:
+        try:
+            with pytest.raises(grpc.RpcError) as caught:
+                client.upload(trickle())
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            usage = client.arena_usage()
+            assert usage.free_bytes == usage.size_bytes
+        finally:
+            stalled.set()
 
 
 def test_a_repeated_upload_is_answered_once(remote: ApiClient) -> None:

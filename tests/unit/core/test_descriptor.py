@@ -134,6 +134,9 @@ def test_fallback_texts_have_limits() -> None:
         FallbackText(text="a", text_uri="b")
     with pytest.raises(InvalidFieldError):
         FallbackText(text="x" * (TEXT_BYTES_MAX + 1))
+    for field in ("text", "text_uri"):
+        with pytest.raises(InvalidFieldError, match="surrogate"):
+            FallbackText(**{field: "a\ud800"})
 
 
 def _seal(**changes: Any) -> Any:

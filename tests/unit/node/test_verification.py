@@ -100,3 +100,24 @@ def test_one_bad_value_among_many_is_found(dtype: Dtype, position: int, bad: flo
     if bad is not None:
         values[position] = bad
     assert all_finite(values.view(torch.uint8).numpy(), dtype.value) is (bad is None)
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("can't start new thread"), MemoryError()])
+async def test_a_check_that_breaks_off_fails_the_payload(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that could not be checked count as corrupt, so that no payload stays half checked for ever."""
+
+    def breaks(*_: object) -> None:
+        raise problem
+
+    verifier = Verifier(2)
+    if isinstance(problem, RuntimeError):
+        monkeypatch.setattr(verifier._executor, "submit", breaks)
+    else:
+        monkeypatch.setattr("kvbridge.node.verification.all_finite", breaks)
+    slot = memoryview(bytearray(slot_layout(builders.geometry(), 10).slot_bytes))
+    finding = await verifier.check(
+        slot, describe(builders.geometry(), 10, 4), level=Verification.FULL, zero_padding=True
+    )
+    verifier.close()
+    assert finding.failure is not None
+    assert finding.failure[0] is Reason.PAYLOAD_CORRUPT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -32,14 +33,14 @@ class Work:
 
 async def test_a_repeated_request_gets_the_first_answer() -> None:
     """The same client and id give the same answer; another client's same id is another request."""
-    answers, work = Answers(10), Work()
+    answers, work = Answers(10, 1 << 20), Work()
     assert [await answers.once("client", "id", REQUEST, work) for _ in range(3)] == [1, 1, 1]
     assert await answers.once("other", "id", REQUEST, work) == 2
 
 
 async def test_a_request_in_flight_is_not_done_twice() -> None:
     """A repetition that comes before the first answer waits for it."""
-    answers, work = Answers(10), Work()
+    answers, work = Answers(10, 1 << 20), Work()
     work.go.clear()
     calls = [asyncio.create_task(answers.once("client", "id", REQUEST, work)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -49,7 +50,7 @@ async def test_a_request_in_flight_is_not_done_twice() -> None:
 
 async def test_an_error_is_not_remembered() -> None:
     """A request that failed can be tried again under its id."""
-    answers, work = Answers(10), Work()
+    answers, work = Answers(10, 1 << 20), Work()
     work.fails = True
     with pytest.raises(UnavailableError):
         await answers.once("client", "id", REQUEST, work)
@@ -59,7 +60,7 @@ async def test_an_error_is_not_remembered() -> None:
 
 async def test_an_id_cannot_be_used_for_another_request() -> None:
     """The same id with other content is refused."""
-    answers, work = Answers(10), Work()
+    answers, work = Answers(10, 1 << 20), Work()
     await answers.once("client", "id", REQUEST, work)
     with pytest.raises(InvalidFieldError, match="another request"):
         await answers.once("client", "id", pb.RenewRequest(tokens=["b"]), work)
@@ -71,12 +72,12 @@ async def test_an_id_cannot_be_used_for_another_request() -> None:
 async def test_an_unfit_id_is_refused(request_id: str) -> None:
     """Ids are short and printable."""
     with pytest.raises(InvalidFieldError):
-        await Answers(10).once("client", request_id, REQUEST, Work())
+        await Answers(10, 1 << 20).once("client", request_id, REQUEST, Work())
 
 
 async def test_the_oldest_answers_are_forgotten() -> None:
     """No more answers are kept than the limit says."""
-    answers, work = Answers(2), Work()
+    answers, work = Answers(2, 1 << 20), Work()
     for number in range(5):
         await answers.once("client", str(number), REQUEST, work)
     assert len(answers) == 2
@@ -86,7 +87,7 @@ async def test_the_oldest_answers_are_forgotten() -> None:
 @pytest.mark.parametrize("stops", [False, True])
 async def test_work_goes_on_without_its_caller_unless_it_reads_from_it(stops: bool) -> None:
     """A caller that goes away leaves its work running for the next try, or takes it along if it must."""
-    answers, work = Answers(10), Work()
+    answers, work = Answers(10, 1 << 20), Work()
     work.go.clear()
     call = asyncio.create_task(answers.once("client", "id", REQUEST, work, stops_with_caller=stops))
     await asyncio.sleep(0)
@@ -95,4 +96,23 @@ async def test_work_goes_on_without_its_caller_unless_it_reads_from_it(stops: bo
         await call
     work.go.set()
     assert await answers.once("client", "id", REQUEST, work) == 1
+    assert len(answers) == 1
+
+
+async def test_answers_are_forgotten_by_weight_as_well() -> None:
+    """Long answers push older ones out before the count is reached; one that is too long is not kept at all."""
+    answers = Answers(10, 1000)
+
+    def saying(length: int) -> Callable[[], Awaitable[pb.RenewRequest]]:
+        async def work() -> pb.RenewRequest:
+            return pb.RenewRequest(tokens=["x" * length])
+
+        return work
+
+    for number in range(5):
+        await answers.once("client", str(number), REQUEST, saying(400))
+    assert len(answers) == 2
+    await answers.once("client", "long", REQUEST, saying(2000))
+    assert len(answers) == 0
+    await answers.once("client", "short", REQUEST, saying(10))
     assert len(answers) == 1
