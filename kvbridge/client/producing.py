@@ -53,6 +53,10 @@ class Production(Protocol):
     reference: PayloadReference | None
     """Key and generation, as soon as they are known."""
 
+    @property
+    def loss(self) -> Reason | None:
+        """Return why what is written does not belong to this payload any more; None while it certainly does."""
+
     def commit(self) -> Outcome:
         """Seal it; raises `CallFailedError`."""
 
@@ -106,6 +110,13 @@ class SharedProduction:
         except InvalidFieldError as error:
             self._reservation.end()
             raise _senseless(error) from error
+
+    @property
+    def loss(self) -> Reason | None:
+        """Return why the slot may be somebody else's by now; None while it certainly is this payload's."""
+        if self._reservation.live:
+            return None
+        return Reason.PAYLOAD_EXPIRED if self._reservation.session.alive else Reason.BRIDGE_UNREACHABLE
 
     def commit(self) -> Outcome:
         """Seal what was written.
@@ -167,6 +178,11 @@ class UploadedProduction:
             valid_length=plan.valid_length,
             digested=plan.verification is not Verification.NONE,
         )
+
+    @property
+    def loss(self) -> Reason | None:
+        """Return None: the memory is this process's own."""
+        return None
 
     def commit(self) -> Outcome:
         """Send everything, a second time over a new channel if the first found no connection.

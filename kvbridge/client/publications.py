@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kvbridge.client.errors import LayersMissingError, PublicationClosedError, UnknownLayerError
+from kvbridge.client.errors import BridgeForkedError, LayersMissingError, PublicationClosedError, UnknownLayerError
 from kvbridge.client.failures import CallFailedError
 from kvbridge.client.layouts import lazy_layout
 from kvbridge.client.paged import BlockTable, KvBlocks, Paging
 from kvbridge.client.plans import PublishPlan
 from kvbridge.client.producing import Outcome, Production
 from kvbridge.client.slots import SlotWriter
+from kvbridge.client.turns import Turns
 from kvbridge.client.views import shape_in_memory, torch_dtype
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.geometry import DimensionOrder
@@ -36,6 +39,7 @@ class Publication:
         self._plan = plan
         self._production = production
         self._outcome = outcome
+        self._turns = Turns()
         self._closed = False
         self._lock = threading.Lock()
 
@@ -114,9 +118,9 @@ class Publication:
             ShapeMismatchError: one does not have the layer's shape.
             PublicationClosedError: it was committed or aborted.
         """
-        writer = self._open_writer()
-        if writer is not None:
-            writer.write(layer, k, v)
+        with self._writer() as writer:
+            if writer is not None:
+                writer.write(layer, k, v)
 
     def write_paged(
         self,
@@ -147,12 +151,12 @@ class Publication:
             ArgumentValueError: the arguments do not fit each other or the layer.
             PublicationClosedError: it was committed or aborted.
         """
-        writer = self._open_writer()
-        if writer is not None:
-            paging = Paging(
-                block_table=block_table, block_order=block_order, block_axis=block_axis, skip_tokens=skip_tokens
-            )
-            writer.write_paged(layer, kv_blocks, paging, kv_axis=kv_axis)
+        paging = Paging(
+            block_table=block_table, block_order=block_order, block_axis=block_axis, skip_tokens=skip_tokens
+        )
+        with self._writer() as writer:
+            if writer is not None:
+                writer.write_paged(layer, kv_blocks, paging, kv_axis=kv_axis)
 
     def key_view(self, layer: int) -> torch.Tensor:
         """Return the place of K of one layer, to be computed into before the `with` block ends.
@@ -185,6 +189,7 @@ class Publication:
             if self._closed:
                 raise PublicationClosedError(f"the publication of {self.key!r} was aborted")
             self._closed = True
+            self._turns.end()
             assert self._production is not None
             self._outcome = self._committed(self._production)
             self._production = None  # What was uploaded need not stay in this process's memory.
@@ -196,6 +201,7 @@ class Publication:
             if self._closed or self._production is None:
                 return
             self._closed = True
+            self._turns.end()
             self._production.abort()
 
     def release(self) -> None:
@@ -209,6 +215,12 @@ class Publication:
     def _committed(self, production: Production) -> Outcome:
         """Commit what is complete; whatever goes wrong, the reservation goes back."""
         try:
+            loss = production.loss
+            if production.writer.missing_layers and loss is not None:
+                # What was written last went nowhere, which is not the caller's mistake.
+                production.abort()
+                detail = "the slot was lost before everything was written"
+                return Outcome(reference=production.reference, reason=loss, detail=detail)
             _require_complete(production.writer)
             return production.commit()
         except CallFailedError as failure:
@@ -219,15 +231,24 @@ class Publication:
             production.abort()
             raise
 
-    def _open_writer(self) -> SlotWriter | None:
-        """Return where to write, or None if writing goes nowhere."""
-        if self._closed:
-            raise PublicationClosedError(f"the publication of {self.key!r} was committed or aborted")
-        return self._production.writer if self._production else None
+    @contextmanager
+    def _writer(self) -> Iterator[SlotWriter | None]:
+        """Yield where to write, or None if writing goes nowhere; the slot is not given back before the context ends.
+
+        It goes nowhere where there is no slot any more: once its reservation is lost, or its bridge object was closed,
+        the bridge may have lent the same memory to somebody else.
+        """
+        if self._turns.forked:
+            raise BridgeForkedError(f"the publication of {self.key!r} belongs to the parent process")
+        with self._turns.writing() as admitted:
+            if not admitted:
+                raise PublicationClosedError(f"the publication of {self.key!r} was committed or aborted")
+            production = self._production
+            yield production.writer if production is not None and production.loss is None else None
 
     def _view(self, layer: int, role: Role) -> torch.Tensor:
-        writer = self._open_writer()
-        return self._nowhere(layer, role) if writer is None else writer.view(layer, role)
+        with self._writer() as writer:
+            return self._nowhere(layer, role) if writer is None else writer.view(layer, role)
 
     def _nowhere(self, layer: int, role: Role) -> torch.Tensor:
         """Return memory of the right shape that nobody will read; it takes no pages until it is written."""

@@ -79,7 +79,7 @@ class Verifier:
         try:
             for share in shares:
                 future = loop.run_in_executor(self._executor, job.check_layers, share)
-                started.append(future)  # noqa: PERF401 - what has started must be known if the next does not
+                started.append(future)  # Appended one by one: what has started must be known if the next cannot.
         except RuntimeError as error:  # What the executor raises when the system gives it no thread.
             broken.append(error)
         done = await asyncio.gather(*started, return_exceptions=True)

@@ -32,6 +32,8 @@ PUBLISHED = Outcome(reference=REFERENCE, reason=None, detail="")
 class RecordingProduction:
     """Writes into private memory and ends as told."""
 
+    loss = None
+
     def __init__(self, plan: PublishPlan, outcome: Outcome | Exception = PUBLISHED) -> None:
         geometry = plan.spec.geometry
         self.reference: PayloadReference | None = REFERENCE
