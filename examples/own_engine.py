@@ -6,7 +6,7 @@ Start a bridge (`kvbridge serve`), then run `python examples/own_engine.py produ
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import torch
 
@@ -69,4 +69,6 @@ def consume() -> None:
 
 
 if __name__ == "__main__":
-    {"produce": produce, "consume": consume}[sys.argv[1]]()
+    parser = argparse.ArgumentParser(description="Publish from, or acquire into, an engine's own blocks.")
+    parser.add_argument("role", choices=["produce", "consume"])
+    {"produce": produce, "consume": consume}[parser.parse_args().role]()

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from kvbridge import inspection
-from kvbridge.config import BridgeConfig, ConfigurationError, load_config
+from kvbridge.config import BridgeConfig, ConfigurationError, load_config, setting_meanings
 from kvbridge.core.errors import BridgeError
 from kvbridge.version import VERSION
 
@@ -55,13 +55,16 @@ def _add_serve(commands: Any) -> None:
         "--config", metavar="FILE", help="TOML file with settings; KVBRIDGE_* variables and flags win over it"
     )
     serve.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    defaults, meanings = BridgeConfig(), setting_meanings()
     for setting in fields(BridgeConfig):
         flag = "--" + setting.name.replace("_", "-")
+        default = getattr(defaults, setting.name)
+        meaning = f"{meanings[setting.name]} (default: {default})".replace("%", "%%")
         if setting.type == "bool":
-            serve.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+            serve.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=meaning)
         else:
             kind = {"int": int, "float": float, "str": str}[str(setting.type)]
-            serve.add_argument(flag, type=kind, default=None, metavar=kind.__name__.upper())
+            serve.add_argument(flag, type=kind, default=None, metavar=kind.__name__.upper(), help=meaning)
     serve.set_defaults(run=_serve)
 
 

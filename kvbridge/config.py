@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import socket
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +173,18 @@ class BridgeConfig:
             for name, value in values.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
+
+
+def setting_meanings() -> dict[str, str]:
+    """Return what each setting means, as it is written below its declaration."""
+    [declaration] = ast.parse(inspect.getsource(BridgeConfig)).body
+    assert isinstance(declaration, ast.ClassDef)
+    meanings = {}
+    for statement, after in pairwise(declaration.body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            assert isinstance(after, ast.Expr)
+            meanings[statement.target.id] = str(ast.literal_eval(after.value))
+    return meanings
 
 
 def load_config(
