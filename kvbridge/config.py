@@ -97,7 +97,7 @@ class BridgeConfig:
     """Most reservations, holds and leases at once, for each tenant."""
     references_per_client_max: int = 100_000
     """Most reservations, holds and leases of one client at once."""
-    tombstones_max: int = 4096
+    tombstones_max: int = 1024
     """Most ended payloads whose reason and text are remembered, for each tenant."""
     tombstone_bytes_max: int = 64 << 20
     """Most bytes of text and token ids that are remembered for ended payloads, for each tenant."""
@@ -109,7 +109,7 @@ class BridgeConfig:
     """Most gRPC calls at once; more are refused."""
     message_bytes_max: int = 24 << 20
     """Largest gRPC message: room for the longest text and token list together."""
-    answers_remembered_max: int = 4096
+    answers_remembered_max: int = 1024
     """Most answers kept for clients that repeat a request."""
     answer_bytes_remembered_max: int = 64 << 20
     """Most bytes of such answers, which may carry texts and token ids."""

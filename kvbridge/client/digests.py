@@ -9,10 +9,29 @@ import xxhash
 from kvbridge.core.layout import Region
 
 
+class LayerDigest:
+    """The digest of one layer, taken region by region, so that each is read while it is still in the cache."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._state = xxhash.xxh3_128()
+
+    def add(self, slot: memoryview, region: Region, valid_length: int) -> None:
+        """Take in `region` as it lies in `slot` now; K comes first, then V."""
+        for run in region.runs(valid_length):
+            self._state.update(slot[run.offset_bytes : run.offset_bytes + run.length_bytes])
+
+    @property
+    def value(self) -> bytes:
+        """Return the digest of what was taken in."""
+        return self._state.digest()
+
+
 def digest_layer(slot: memoryview, regions: Iterable[Region], valid_length: int) -> bytes:
     """Return the digest of one layer's `regions` (K, then V) as they lie in `slot` now."""
-    digest = xxhash.xxh3_128()
+    digest = LayerDigest()
     for region in regions:
-        for strip in region.stored(valid_length):
-            digest.update(slot[strip.offset_bytes : strip.offset_bytes + strip.length_bytes])
-    return digest.digest()
+        digest.add(slot, region, valid_length)
+    return digest.value

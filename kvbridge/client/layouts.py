@@ -57,7 +57,7 @@ class LazyLayout:
         """Yield the canonical bytes of the whole payload in order."""
         for layer in self._offsets:
             for region in self.regions(layer):
-                yield from region.stored(valid_length)
+                yield from region.runs(valid_length)
 
     def _placed(self, layer: int) -> tuple[Region, Region]:
         moved_bytes = self._offsets[layer] - HEADER_BYTES

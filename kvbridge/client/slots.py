@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kvbridge.client.digests import digest_layer
+from kvbridge.client.digests import LayerDigest, digest_layer
 from kvbridge.client.errors import UnknownLayerError
 from kvbridge.client.layouts import lazy_layout
 from kvbridge.client.paged import KvBlocks, Paging, check_table, separate
@@ -60,9 +60,12 @@ class SlotWriter:
         for value, field, region in zip((k, v), ("k", "v"), regions, strict=True):
             check_source(value, field, region, self._tokens(region))
         self._forget(layer)
+        digest = LayerDigest() if self._digested else None
         for value, region in zip((k, v), regions, strict=True):
             copy_source(value, self.buffer, region, self._tokens(region))
-        self._note(layer)
+            if digest is not None:  # While the bytes are still in the processor's cache.
+                digest.add(self.memory, region, self.valid_length)
+        self._note(layer, digest)
 
     def write_paged(self, layer: int, kv_blocks: KvBlocks, paging: Paging, *, kv_axis: int | None) -> None:
         """Gather K and V out of their blocks; errors as for `write`."""
@@ -70,10 +73,13 @@ class SlotWriter:
         check_table(paging.block_table)
         pair = separate(kv_blocks, kv_axis)
         self._forget(layer)
+        digest = LayerDigest() if self._digested else None
         for blocks, region in zip(pair, regions, strict=True):
             tokens = self._tokens(region)
             paging.gather(blocks, torch_by_head(self.buffer, region, tokens), tokens=tokens)
-        self._note(layer)
+            if digest is not None:
+                digest.add(self.memory, region, self.valid_length)
+        self._note(layer, digest)
 
     def view(self, layer: int, role: Role) -> torch.Tensor:
         """Return the place of K or V, to be written before the commit, in the geometry's order.
@@ -115,10 +121,10 @@ class SlotWriter:
         """Count a layer as missing until a copy into it is complete, so that a failed one is never committed."""
         self._written.difference_update((layer, role) for role in Role)
 
-    def _note(self, layer: int) -> None:
+    def _note(self, layer: int, digest: LayerDigest | None) -> None:
         self._written.update((layer, role) for role in Role)
-        if self._digested:
-            self._digests[layer] = self._digest(layer)
+        if digest is not None:
+            self._digests[layer] = digest.value
 
     def _digest(self, layer: int) -> bytes:
         return digest_layer(self.memory, self.layout.regions(layer), self.valid_length)

@@ -85,9 +85,24 @@ class Region:
 
     def stored(self, valid_length: int) -> Iterator[ByteRange]:
         """Yield the stored bytes of each strip, in canonical order."""
-        length = self.group.stored_tokens(valid_length) * self.token_bytes
+        length = self.stored_strip_bytes(valid_length)
         for strip in range(self.strip_count):
             yield ByteRange(offset_bytes=self.offset_bytes + strip * self.strip_stride_bytes, length_bytes=length)
+
+    def runs(self, valid_length: int) -> Iterator[ByteRange]:
+        """Yield the same bytes as `stored`, in the same order, as one run where no padding lies between the strips."""
+        if self.has_padding(valid_length):
+            yield from self.stored(valid_length)
+        else:
+            yield ByteRange(offset_bytes=self.offset_bytes, length_bytes=self.length_bytes)
+
+    def stored_strip_bytes(self, valid_length: int) -> int:
+        """Return how many bytes are stored in each strip."""
+        return self.group.stored_tokens(valid_length) * self.token_bytes
+
+    def has_padding(self, valid_length: int) -> bool:
+        """Tell whether anything lies between the stored bytes of a strip and the next strip."""
+        return self.stored_strip_bytes(valid_length) < self.strip_stride_bytes
 
     def padding(self, valid_length: int) -> Iterator[ByteRange]:
         """Yield what follows the stored bytes of each strip up to the next strip."""
@@ -113,7 +128,7 @@ class SlotLayout:
     def canonical(self, valid_length: int) -> Iterator[ByteRange]:
         """Yield the canonical bytes of the whole payload in order."""
         for region in self.regions:
-            yield from region.stored(valid_length)
+            yield from region.runs(valid_length)
 
     def canonical_bytes(self, valid_length: int) -> int:
         """Return how many bytes `canonical` yields in all."""
