@@ -14,7 +14,11 @@ from benchmarks.sizes import publish
 from benchmarks.workload import MIB, Tensors, token_ids, warm_tensors
 
 PAYLOAD_BYTES = MIB
-ARENA_BYTES = 64 * MIB
+ARENA_BYTES = 256 * MIB
+"""Room for 64 slots, because clients return what they release in the background, some cycles later."""
+PAYLOADS_MAX = 16
+"""Payloads that may wait for their releases when a new batch of cycles begins."""
+CYCLES_BETWEEN_WAITS = 32
 SETTLING_CYCLES_MAX = 1000
 """Cycles before the first look: by then every thread has run and every cache has had its first use."""
 EMPTYING_SECONDS_MAX = 10.0
@@ -74,7 +78,7 @@ def measure_cycles(cycles: int) -> CycleFigures:
         started_at = time.perf_counter()
         resident_bytes = _look_after(
             looks,
-            _Handing(bridge, consumer),
+            _Handing(node, bridge, consumer),
             {"bridge": node.pid, "producer": os.getpid(), "consumer": consumer.pid},
         )
         seconds = time.perf_counter() - started_at
@@ -92,7 +96,8 @@ def measure_cycles(cycles: int) -> CycleFigures:
 class _Handing:
     """One handoff after the other, each under a key of its own."""
 
-    def __init__(self, bridge: kvbridge.Bridge, consumer: Consumer) -> None:
+    def __init__(self, node: RunningBridge, bridge: kvbridge.Bridge, consumer: Consumer) -> None:
+        self._node = node
         self._bridge = bridge
         self._consumer = consumer
         self._tensors: Tensors = warm_tensors(PAYLOAD_BYTES, seed=0)
@@ -100,6 +105,8 @@ class _Handing:
 
     def run(self, numbers: range) -> None:
         for number in numbers:
+            if number % CYCLES_BETWEEN_WAITS == 0:
+                self._node.wait_for_releases(PAYLOADS_MAX)
             key = f"cycle/{number}"
             publication = publish(self._bridge, key, self._tensors, self._ids, hold=True)
             self._consumer.take(key, PAYLOAD_BYTES)

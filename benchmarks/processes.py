@@ -20,8 +20,6 @@ START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
 TOUCH_SECONDS_MAX = 300.0
 POLL_SECONDS = 0.02
-ARENA_STEP_BYTES = 2 << 20
-"""Arenas are a multiple of this, so that huge pages are used where the host has them."""
 _METADATA = (("kvbridge-client", "benchmark-of-handoffs"),)
 
 
@@ -50,10 +48,10 @@ class RunningBridge:
                 raise RuntimeError(f"only {arena.touched_bytes} of {arena.size_bytes} bytes of the arena were touched")
             time.sleep(POLL_SECONDS)
 
-    def wait_empty(self) -> None:
-        """Wait until no payload occupies the arena, so that the next one lies where the last one lay."""
+    def wait_for_releases(self, payloads_max: int = 0) -> None:
+        """Wait until at most so many payloads occupy the arena: clients return what they release in the background."""
         ends_at = time.monotonic() + STOP_SECONDS_MAX
-        while (arena := self.arena()).free_bytes < arena.size_bytes:
+        while (arena := self.arena()).payloads > payloads_max:
             if time.monotonic() >= ends_at:
                 raise RuntimeError(f"payloads stay in the arena: {arena}")
             time.sleep(POLL_SECONDS)
@@ -61,8 +59,7 @@ class RunningBridge:
 
 @contextmanager
 def running_bridge(arena_bytes: int) -> Iterator[RunningBridge]:
-    """Run a bridge with an arena of at least `arena_bytes` and otherwise default settings."""
-    arena_bytes = -(-arena_bytes // ARENA_STEP_BYTES) * ARENA_STEP_BYTES
+    """Run a bridge with an arena of `arena_bytes`, a multiple of the page, and otherwise default settings."""
     with tempfile.TemporaryDirectory(prefix="kvb-bench-") as directory:
         socket = str(Path(directory, "bridge.sock"))
         log = Path(directory, "bridge.log")

