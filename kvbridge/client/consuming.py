@@ -17,13 +17,14 @@ from kvbridge.client.kv_views import KvView
 from kvbridge.client.layouts import geometry_message, geometry_of, lazy_layout
 from kvbridge.client.plans import index, require_optional_type, require_type
 from kvbridge.client.ports import Ports
-from kvbridge.client.references import Ended, Reference, ReferenceKind
+from kvbridge.client.references import Ended, Reference
 from kvbridge.client.sessions import Session
 from kvbridge.client.token_ids import AnyTokens, TokenIds, pack_token_ids
 from kvbridge.core.descriptor import FORMAT_VERSION, Verification, check_key
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.geometry import TOKENS_MAX, CacheGeometry
 from kvbridge.core.reasons import Reason
+from kvbridge.core.references import ReferenceKind
 from kvbridge.core.tags import ModelTag
 from kvbridge.core.tokens import TOKEN_ID_BYTES, TokenSequence
 from kvbridge.v1 import handoff_service_pb2 as pb

@@ -30,9 +30,10 @@ import grpc
 from kvbridge.client.connector import Connector
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.failures import CallFailedError
-from kvbridge.client.references import Ended, Reference, ReferenceKind, Unanswered
+from kvbridge.client.references import Ended, Reference, Unanswered
 from kvbridge.client.rpc import Method, Rpc
 from kvbridge.client.sessions import Session
+from kvbridge.core.references import ReferenceKind
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.wire import decode_duration
 

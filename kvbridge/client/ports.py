@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from kvbridge.client.connector import Connector
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.keeper import Keeper
-from kvbridge.client.references import Ended, Reference, ReferenceKind, Unanswered
+from kvbridge.client.references import Ended, Reference, Unanswered
 from kvbridge.client.rpc import Method
 from kvbridge.client.sessions import Session
+from kvbridge.core.references import ReferenceKind
 
 _Answer = TypeVar("_Answer")
 

@@ -16,16 +16,17 @@ from kvbridge.client.layouts import lazy_layout
 from kvbridge.client.plans import PublishPlan
 from kvbridge.client.ports import Ports
 from kvbridge.client.private_memory import private_slot
-from kvbridge.client.references import Ended, Reference, ReferenceKind
+from kvbridge.client.references import Ended, Reference
 from kvbridge.client.sessions import Session
 from kvbridge.client.slots import SlotWriter
 from kvbridge.core.descriptor import PayloadReference, Verification
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.reasons import Reason
+from kvbridge.core.references import ReferenceKind
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
 from kvbridge.wire import Seal, decode_duration, decode_reason, decode_reference, encode_seal, encode_spec
-from kvbridge.wire.chunks import UPLOAD_CHUNK_TAG, encode_chunk
+from kvbridge.wire.chunks import UPLOAD_CHUNK_TAG, cut, encode_chunk
 
 CHUNK_BYTES = 1 << 20
 """Canonical bytes in one message of an upload."""
@@ -208,25 +209,8 @@ class UploadedProduction:
 
     def _messages(self, header: bytes, finish: bytes) -> Iterator[bytes]:
         yield header
-        yield from (encode_chunk(pieces, UPLOAD_CHUNK_TAG) for pieces in chunks(self.writer.canonical(), CHUNK_BYTES))
+        yield from (encode_chunk(pieces, UPLOAD_CHUNK_TAG) for pieces in cut(self.writer.canonical(), CHUNK_BYTES))
         yield finish
-
-
-def chunks(strips: Iterator[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]]:
-    """Yield the bytes of `strips`, in order, as lists of pieces of `chunk_bytes` together; the last may be shorter."""
-    pieces: list[memoryview] = []
-    room = chunk_bytes
-    for strip in strips:
-        rest = strip
-        while rest.nbytes:
-            piece, rest = rest[:room], rest[room:]
-            pieces.append(piece)
-            room -= piece.nbytes
-            if not room:
-                yield pieces
-                pieces, room = [], chunk_bytes
-    if pieces:
-        yield pieces
 
 
 def _seal_message(plan: PublishPlan, writer: SlotWriter) -> pb.PayloadSeal:

@@ -40,7 +40,6 @@ class Publication:
         self._production = production
         self._outcome = outcome
         self._turns = Turns()
-        self._closed = False
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -68,7 +67,7 @@ class Publication:
     @property
     def accepting(self) -> bool:
         """Tell whether what is written goes anywhere."""
-        return self._production is not None and not self._closed
+        return self._production is not None and not self._turns.ended
 
     @property
     def published(self) -> bool:
@@ -186,10 +185,8 @@ class Publication:
         with self._lock:
             if self._outcome is not None:
                 return self.published
-            if self._closed:
+            if not self._turns.end():
                 raise PublicationClosedError(f"the publication of {self.key!r} was aborted")
-            self._closed = True
-            self._turns.end()
             assert self._production is not None
             self._outcome = self._committed(self._production)
             self._production = None  # What was uploaded need not stay in this process's memory.
@@ -198,11 +195,8 @@ class Publication:
     def abort(self) -> None:
         """Give the payload up; after a commit this does nothing."""
         with self._lock:
-            if self._closed or self._production is None:
-                return
-            self._closed = True
-            self._turns.end()
-            self._production.abort()
+            if self._production is not None and self._turns.end():
+                self._production.abort()
 
     def release(self) -> None:
         """Return the producer's own reference; without one this does nothing."""

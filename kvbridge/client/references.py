@@ -6,23 +6,11 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum, unique
 from typing import Any
 
 from kvbridge.client.rpc import Method
 from kvbridge.client.sessions import Session
-
-
-@unique
-class ReferenceKind(StrEnum):
-    """What a token stands for."""
-
-    RESERVATION = "RESERVATION"
-    """The right to write a slot; returned by abort."""
-    HOLD = "HOLD"
-    """The producer's own reference."""
-    LEASE = "LEASE"
-    """A consumer's reference."""
+from kvbridge.core.references import ReferenceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

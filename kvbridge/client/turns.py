@@ -23,6 +23,11 @@ class Turns:
         """Tell whether this is the child of the process that the memory was lent to."""
         return self._pid != os.getpid()
 
+    @property
+    def ended(self) -> bool:
+        """Tell whether the end has begun."""
+        return self._ended
+
     @contextmanager
     def writing(self) -> Iterator[bool]:
         """Write inside the context if it yields True; False means that the end has begun."""

@@ -131,6 +131,7 @@ class Bridge:
 
         Raises:
             WrongStateError: the client does not map the arena and must upload instead.
+            SessionEndedError: the client is gone.
             UnavailableError: the node is shutting down.
             MemoryExhaustedError: no slot can be had; consumers are told so under the spec's key.
             LimitExceededError: a limit is reached.
@@ -188,6 +189,7 @@ class Bridge:
         With a `verification` above `NONE` the bytes are checked again before the answer.
 
         Raises:
+            SessionEndedError: the client is gone.
             LimitExceededError: the client or the node has too many references.
         """
         tenancy = self._tenancy(client)

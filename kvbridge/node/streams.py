@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.layout import SlotLayout
+from kvbridge.wire.chunks import cut
 
 
 class SlotWriter:
@@ -41,21 +42,14 @@ class SlotWriter:
 def canonical_chunks(
     slot: memoryview, layout: SlotLayout, valid_length: int, *, chunk_bytes: int, skip_bytes: int = 0
 ) -> Iterator[list[memoryview]]:
-    """Yield the canonical bytes from `skip_bytes` on as lists of views of at most `chunk_bytes` together."""
-    pieces: list[memoryview] = []
-    room = chunk_bytes
+    """Return the canonical bytes from `skip_bytes` on as lists of views of at most `chunk_bytes` together."""
+    return cut(_canonical_runs(slot, layout, valid_length, skip_bytes=skip_bytes), chunk_bytes)
+
+
+def _canonical_runs(
+    slot: memoryview, layout: SlotLayout, valid_length: int, *, skip_bytes: int
+) -> Iterator[memoryview]:
     for place in layout.canonical(valid_length):
-        if skip_bytes >= place.length_bytes:
-            skip_bytes -= place.length_bytes
-            continue
-        rest = slot[place.offset_bytes + skip_bytes : place.offset_bytes + place.length_bytes]
-        skip_bytes = 0
-        while rest.nbytes:
-            piece, rest = rest[:room], rest[room:]
-            pieces.append(piece)
-            room -= piece.nbytes
-            if not room:
-                yield pieces
-                pieces, room = [], chunk_bytes
-    if pieces:
-        yield pieces
+        skipped = min(skip_bytes, place.length_bytes)
+        skip_bytes -= skipped
+        yield slot[place.offset_bytes + skipped : place.offset_bytes + place.length_bytes]

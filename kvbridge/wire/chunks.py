@@ -7,7 +7,7 @@ speaks to them: what travels is ordinary protobuf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvbridge.v1.handoff_service_pb2 import DownloadResponse, UploadRequest
 
@@ -20,6 +20,23 @@ UPLOAD_CHUNK_TAG = UploadRequest.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 """The byte that starts a chunk in an `UploadRequest`."""
 DOWNLOAD_CHUNK_TAG = DownloadResponse.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 """The byte that starts a chunk in a `DownloadResponse`."""
+
+
+def cut(runs: Iterable[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]]:
+    """Yield the bytes of `runs`, in order, as lists of views of `chunk_bytes` together; the last may be shorter."""
+    pieces: list[memoryview] = []
+    room = chunk_bytes
+    for run in runs:
+        rest = run
+        while rest.nbytes:
+            piece, rest = rest[:room], rest[room:]
+            pieces.append(piece)
+            room -= piece.nbytes
+            if not room:
+                yield pieces
+                pieces, room = [], chunk_bytes
+    if pieces:
+        yield pieces
 
 
 def encode_chunk(pieces: Sequence[memoryview], tag: int) -> bytes:

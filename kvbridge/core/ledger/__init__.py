@@ -3,8 +3,9 @@
 from kvbridge.core.ledger.effects import Effect, PayloadEnded, SlotFreed, SlotGranted, SlotRetired, SlotSealed
 from kvbridge.core.ledger.ledger import Ledger
 from kvbridge.core.ledger.limits import LedgerLimits
-from kvbridge.core.ledger.records import Committed, Grant, Page, Payload, ReferenceKind, Rejected, Tombstone, Usage
+from kvbridge.core.ledger.records import Committed, Grant, Page, Payload, Rejected, Tombstone, Usage
 from kvbridge.core.ledger.states import PayloadEvent, PayloadState
+from kvbridge.core.references import ReferenceKind
 
 __all__ = [
     "Committed",

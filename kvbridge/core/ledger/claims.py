@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvbridge.core.errors import NotYoursError, UnknownReferenceError
 from kvbridge.core.ledger.entries import ReferenceEntry
 from kvbridge.core.ledger.lifecycle import Lifecycle
-from kvbridge.core.ledger.records import ReferenceKind
+from kvbridge.core.references import ReferenceKind
 
 
 class Claims:

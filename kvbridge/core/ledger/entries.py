@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from kvbridge.core.allocator import Extent
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference, PayloadSpec
-from kvbridge.core.ledger.records import Grant, Payload, ReferenceKind
+from kvbridge.core.ledger.records import Grant, Payload
 from kvbridge.core.ledger.states import PayloadState
 from kvbridge.core.reasons import Reason
+from kvbridge.core.references import ReferenceKind
 from kvbridge.core.tokens import TokenSequence
 
 

@@ -30,7 +30,6 @@ from kvbridge.core.ledger.records import (
     Grant,
     Page,
     Payload,
-    ReferenceKind,
     Rejected,
     Tombstone,
     Usage,
@@ -38,6 +37,7 @@ from kvbridge.core.ledger.records import (
 from kvbridge.core.ledger.states import PENDING_STATES, PayloadEvent, PayloadState
 from kvbridge.core.ledger.tombstones import text_bytes
 from kvbridge.core.reasons import Reason
+from kvbridge.core.references import ReferenceKind
 from kvbridge.core.tokens import TokenSequence
 
 LISTING_SCAN_MAX = 4_096

@@ -14,12 +14,13 @@ from kvbridge.core.ledger.effects import Effect, PayloadEnded, SlotFreed, SlotGr
 from kvbridge.core.ledger.entries import PayloadEntry, ReferenceEntry
 from kvbridge.core.ledger.keys import KeyIndex
 from kvbridge.core.ledger.limits import LedgerLimits
-from kvbridge.core.ledger.records import ReferenceKind, Tombstone
+from kvbridge.core.ledger.records import Tombstone
 from kvbridge.core.ledger.references import ReferenceTable
 from kvbridge.core.ledger.slots import SlotTable
 from kvbridge.core.ledger.states import PayloadEvent, PayloadState
 from kvbridge.core.ledger.tombstones import text_bytes
 from kvbridge.core.reasons import Reason
+from kvbridge.core.references import ReferenceKind
 
 _ENDED_STATES = frozenset({PayloadState.DRAINING, PayloadState.ABORTED, PayloadState.CORRUPT, PayloadState.QUARANTINED})
 """States of a payload that still occupies memory but will never be available again."""

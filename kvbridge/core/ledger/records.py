@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum, unique
 
 from kvbridge.core.allocator import Extent
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference, PayloadSpec
 from kvbridge.core.ledger.states import PayloadState
 from kvbridge.core.reasons import Reason
+from kvbridge.core.references import ReferenceKind
 from kvbridge.core.tokens import TokenSequence
-
-
-@unique
-class ReferenceKind(StrEnum):
-    """What a token stands for."""
-
-    RESERVATION = "RESERVATION"
-    """The right to write and commit; ends by commit or abort."""
-    HOLD = "HOLD"
-    """The producer's own reference to what it committed."""
-    LEASE = "LEASE"
-    """A consumer's reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from kvbridge.core.errors import LimitExceededError
 from kvbridge.core.ledger.entries import ReferenceEntry
 from kvbridge.core.ledger.limits import LedgerLimits
-from kvbridge.core.ledger.records import ReferenceKind
+from kvbridge.core.references import ReferenceKind
 
 
 class ReferenceTable:

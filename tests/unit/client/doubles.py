@@ -9,8 +9,9 @@ from typing import Any, cast
 from google.protobuf.duration_pb2 import Duration
 
 from kvbridge.client.failures import CallFailedError
-from kvbridge.client.references import Ended, Reference, ReferenceKind
+from kvbridge.client.references import Ended, Reference
 from kvbridge.client.sessions import Session
+from kvbridge.core.references import ReferenceKind
 from kvbridge.v1 import handoff_service_pb2 as pb
 
 

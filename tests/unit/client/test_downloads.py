@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kvbridge.client.downloads import CorruptDownloadError, _fill
 from kvbridge.client.layouts import LazyLayout
-from kvbridge.client.producing import chunks
 from kvbridge.core.geometry import CacheGeometry
+from kvbridge.wire import chunks
 from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, encode_chunk
 from tests.builders import geometries, geometry
 
@@ -23,7 +23,7 @@ def _canonical(slot: memoryview, layout: LazyLayout, valid_length: int) -> Itera
 
 
 def _messages(slot: memoryview, layout: LazyLayout, valid_length: int, chunk_bytes: int) -> Iterator[bytes]:
-    for pieces in chunks(_canonical(slot, layout, valid_length), chunk_bytes):
+    for pieces in chunks.cut(_canonical(slot, layout, valid_length), chunk_bytes):
         yield encode_chunk(pieces, DOWNLOAD_CHUNK_TAG)
 
 
@@ -42,7 +42,7 @@ def test_bytes_survive_any_cut(shape: CacheGeometry, valid_length: int, spare: i
 @given(st.lists(st.binary(max_size=20), max_size=10), st.integers(1, 7))
 def test_chunks_are_full_but_the_last(strips: list[bytes], chunk_bytes: int) -> None:
     """Cutting loses nothing, and messages are as large as they may be."""
-    cut = [b"".join(pieces) for pieces in chunks((memoryview(strip) for strip in strips), chunk_bytes)]
+    cut = [b"".join(pieces) for pieces in chunks.cut((memoryview(strip) for strip in strips), chunk_bytes)]
     assert b"".join(cut) == b"".join(strips)
     assert all(len(chunk) == chunk_bytes for chunk in cut[:-1])
     assert all(cut)

@@ -12,7 +12,7 @@ import pytest
 from kvbridge.client.connector import Connector
 from kvbridge.client.failures import CallFailedError
 from kvbridge.client.keeper import TOKENS_PER_CALL_MAX, Keeper
-from kvbridge.client.references import ReferenceKind
+from kvbridge.core.references import ReferenceKind
 from tests.harness import wait_for
 from tests.unit.client.doubles import RecordingSession, reference
 

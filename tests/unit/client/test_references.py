@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from kvbridge.client.private_memory import private_slot
-from kvbridge.client.references import Reference, ReferenceKind
+from kvbridge.client.references import Reference
+from kvbridge.core.references import ReferenceKind
 from kvbridge.memory.region import MappedRegion
 from tests.unit.client.doubles import Notes, RecordingSession, reference
 

@@ -30,22 +30,6 @@ def arena() -> Iterator[HostArena]:
     arena.close()
 
 
-@pytest.fixture
-def readonly(arena: HostArena) -> Iterator[int]:
-    """Obtain a read-only descriptor."""
-    fd = arena.readonly_descriptor()
-    yield fd
-    os.close(fd)
-
-
-@pytest.fixture
-def writable(arena: HostArena) -> Iterator[int]:
-    """Obtain a writable descriptor."""
-    fd = arena.writable_descriptor()
-    yield fd
-    os.close(fd)
-
-
 def allocated_bytes(fd: int) -> int:
     """Return how much memory the file has."""
     return os.fstat(fd).st_blocks * 512

@@ -52,22 +52,6 @@ def arena() -> Iterator[HostArena]:
     arena.close()
 
 
-@pytest.fixture
-def readonly(arena: HostArena) -> Iterator[int]:
-    """Obtain a read-only descriptor of the arena."""
-    fd = arena.readonly_descriptor()
-    yield fd
-    os.close(fd)
-
-
-@pytest.fixture
-def writable(arena: HostArena) -> Iterator[int]:
-    """Obtain a writable descriptor of the arena."""
-    fd = arena.writable_descriptor()
-    yield fd
-    os.close(fd)
-
-
 def window_of(fd: int, *file_pages: int, length_bytes: int = PAGE, headroom_bytes: int = 0) -> PrivateWindow:
     """Open a window on strips that start at these pages."""
     offsets = tuple(page * PAGE for page in file_pages)
