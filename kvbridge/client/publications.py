@@ -40,6 +40,7 @@ class Publication:
         self._production = production
         self._outcome = outcome
         self._turns = Turns()
+        self._skipped: Reason | None = None
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -209,12 +210,11 @@ class Publication:
     def _committed(self, production: Production) -> Outcome:
         """Commit what is complete; whatever goes wrong, the reservation goes back."""
         try:
-            loss = production.loss
-            if production.writer.missing_layers and loss is not None:
-                # What was written last went nowhere, which is not the caller's mistake.
+            if self._skipped is not None:
+                # A write went nowhere: what is in the slot, even if it is complete, is not what the caller wrote last.
                 production.abort()
                 detail = "the slot was lost before everything was written"
-                return Outcome(reference=production.reference, reason=loss, detail=detail)
+                return Outcome(reference=production.reference, reason=self._skipped, detail=detail)
             _require_complete(production.writer)
             return production.commit()
         except CallFailedError as failure:
@@ -238,7 +238,10 @@ class Publication:
             if not admitted:
                 raise PublicationClosedError(f"the publication of {self.key!r} was committed or aborted")
             production = self._production
-            yield production.writer if production is not None and production.loss is None else None
+            loss = None if production is None else production.loss
+            if loss is not None:
+                self._skipped = loss
+            yield production.writer if production is not None and loss is None else None
 
     def _view(self, layer: int, role: Role) -> torch.Tensor:
         with self._writer() as writer:

@@ -32,7 +32,7 @@ PUBLISHED = Outcome(reference=REFERENCE, reason=None, detail="")
 class RecordingProduction:
     """Writes into private memory and ends as told."""
 
-    loss = None
+    loss: Reason | None = None
 
     def __init__(self, plan: PublishPlan, outcome: Outcome | Exception = PUBLISHED) -> None:
         geometry = plan.spec.geometry
@@ -175,3 +175,19 @@ def test_without_a_bridge_a_view_of_an_unknown_layer_is_still_refused() -> None:
     """There is no shape to give."""
     with pytest.raises(UnknownLayerError):
         _nowhere().key_view(9)
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+@pytest.mark.parametrize("complete", [False, True])
+def test_what_a_lost_slot_did_not_take_is_never_published(*, complete: bool, recovers: bool) -> None:
+    """One write that went nowhere fails the publication, even if the slot was complete or turns out to be live again."""
+    slot, production = _open()
+    if complete:
+        _write_all(slot)
+    production.loss = Reason.PAYLOAD_EXPIRED
+    slot.write(0, torch.zeros(2, 10, 8), torch.zeros(2, 10, 8))
+    if recovers:
+        production.loss = None
+    assert not slot.commit()
+    assert slot.reason is Reason.PAYLOAD_EXPIRED
+    assert production.events == ["abort"]
