@@ -180,7 +180,7 @@ def test_without_a_bridge_a_view_of_an_unknown_layer_is_still_refused() -> None:
 @pytest.mark.parametrize("recovers", [False, True])
 @pytest.mark.parametrize("complete", [False, True])
 def test_what_a_lost_slot_did_not_take_is_never_published(*, complete: bool, recovers: bool) -> None:
-    """One write that went nowhere fails the publication, even if the slot was complete or turns out to be live again."""
+    """One write that went nowhere fails the publication, even if the slot was complete or is live again."""
     slot, production = _open()
     if complete:
         _write_all(slot)
