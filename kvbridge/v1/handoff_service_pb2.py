@@ -26,13 +26,17 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvbridge.v1 import types_pb2 as kvbridge_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kvbridge/v1/handoff_service.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvbridge/v1/types.proto\"L\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.kvbridge.v1.PayloadSpec\"\xbc\x01\n\x0fReserveResponse\x12\x19\n\x11reservation_token\x18\x01 \x01(\t\x12\x30\n\treference\x18\x02 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12+\n\x08location\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.SlotLocation\x12/\n\x0ctime_to_live\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xd2\x01\n\x0bPayloadSeal\x12\x14\n\x0cvalid_length\x18\x01 \x01(\r\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequence\x12+\n\x08\x66\x61llback\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.FallbackText\x12\x15\n\rlayer_digests\x18\x04 \x03(\x0c\x12/\n\x0cverification\x18\x05 \x01(\x0e\x32\x19.kvbridge.v1.Verification\x12\x0c\n\x04hold\x18\x06 \x01(\x08\"f\n\rCommitRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11reservation_token\x18\x02 \x01(\t\x12&\n\x04seal\x18\x03 \x01(\x0b\x32\x18.kvbridge.v1.PayloadSeal\"\x81\x01\n\x0e\x43ommitResponse\x12\x32\n\tcommitted\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.CommittedPayloadH\x00\x12\x30\n\x08rejected\x18\x02 \x01(\x0b\x32\x1c.kvbridge.v1.RejectedPayloadH\x00\x42\t\n\x07outcome\"\x90\x01\n\x10\x43ommittedPayload\x12\x32\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1e.kvbridge.v1.PayloadDescriptor\x12\x12\n\nhold_token\x18\x02 \x01(\t\x12\x34\n\x11hold_time_to_live\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"x\n\x0fRejectedPayload\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12#\n\x06reason\x18\x02 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"=\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11reservation_token\x18\x02 \x01(\t\"\x0f\n\rAbortResponse\"\x81\x01\n\rUploadRequest\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvbridge.v1.UploadHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12*\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x18.kvbridge.v1.PayloadSealH\x00\x42\x06\n\x04part\"`\n\x0cUploadHeader\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.kvbridge.v1.PayloadSpec\x12\x14\n\x0cvalid_length\x18\x03 \x01(\r\"=\n\x0eUploadResponse\x12+\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x1b.kvbridge.v1.CommitResponse\"\xd5\x02\n\x0e\x41\x63quireRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\x08payloads\x18\x02 \x03(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12$\n\x05model\x18\x03 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12,\n\x08geometry\x18\x04 \x01(\x0b\x32\x1a.kvbridge.v1.CacheGeometry\x12+\n\x06tokens\x18\x05 \x01(\x0b\x32\x1b.kvbridge.v1.ExpectedTokens\x12\x16\n\x0e\x66irst_position\x18\x06 \x01(\r\x12\x18\n\x10valid_length_min\x18\x07 \x01(\r\x12\x1a\n\x12\x66ormat_version_max\x18\x08 \x01(\r\x12/\n\x0cverification\x18\t \x01(\x0e\x32\x19.kvbridge.v1.Verification\"_\n\x0e\x45xpectedTokens\x12/\n\tprefix_of\x18\x01 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequenceH\x00\x12\r\n\x03\x61ny\x18\x02 \x01(\x08H\x00\x42\r\n\x0b\x65xpectation\"G\n\x0f\x41\x63quireResponse\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12 \n\x05parts\x18\x02 \x03(\x0b\x32\x11.kvbridge.v1.Part\"b\n\x04Part\x12\"\n\x02kv\x18\x01 \x01(\x0b\x32\x14.kvbridge.v1.KvLeaseH\x00\x12)\n\x04text\x18\x02 \x01(\x0b\x32\x19.kvbridge.v1.TextFallbackH\x00\x42\x0b\n\tdirective\"\xb0\x01\n\x07KvLease\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12+\n\x08location\x18\x02 \x01(\x0b\x32\x19.kvbridge.v1.SlotLocation\x12\x32\n\ndescriptor\x18\x03 \x01(\x0b\x32\x1e.kvbridge.v1.PayloadDescriptor\x12/\n\x0ctime_to_live\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xcc\x01\n\x0cTextFallback\x12#\n\x06reason\x18\x01 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12+\n\x08\x66\x61llback\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.FallbackText\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequence\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"<\n\x0f\x44ownloadRequest\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\"!\n\x10\x44ownloadResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"\x1e\n\x0cRenewRequest\x12\x0e\n\x06tokens\x18\x01 \x03(\t\"B\n\rRenewResponse\x12\x31\n\nreferences\x18\x01 \x03(\x0b\x32\x1d.kvbridge.v1.RenewedReference\"R\n\x10RenewedReference\x12\r\n\x05token\x18\x01 \x01(\t\x12/\n\x0ctime_to_live\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"4\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\t\")\n\x0fReleaseResponse\x12\x16\n\x0e\x65xpired_tokens\x18\x01 \x03(\t2\xb5\x04\n\x0eHandoffService\x12\x44\n\x07Reserve\x12\x1b.kvbridge.v1.ReserveRequest\x1a\x1c.kvbridge.v1.ReserveResponse\x12\x41\n\x06\x43ommit\x12\x1a.kvbridge.v1.CommitRequest\x1a\x1b.kvbridge.v1.CommitResponse\x12>\n\x05\x41\x62ort\x12\x19.kvbridge.v1.AbortRequest\x1a\x1a.kvbridge.v1.AbortResponse\x12\x43\n\x06Upload\x12\x1a.kvbridge.v1.UploadRequest\x1a\x1b.kvbridge.v1.UploadResponse(\x01\x12\x44\n\x07\x41\x63quire\x12\x1b.kvbridge.v1.AcquireRequest\x1a\x1c.kvbridge.v1.AcquireResponse\x12I\n\x08\x44ownload\x12\x1c.kvbridge.v1.DownloadRequest\x1a\x1d.kvbridge.v1.DownloadResponse0\x01\x12>\n\x05Renew\x12\x19.kvbridge.v1.RenewRequest\x1a\x1a.kvbridge.v1.RenewResponse\x12\x44\n\x07Release\x12\x1b.kvbridge.v1.ReleaseRequest\x1a\x1c.kvbridge.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kvbridge/v1/handoff_service.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvbridge/v1/types.proto\"L\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.kvbridge.v1.PayloadSpec\"\xbc\x01\n\x0fReserveResponse\x12\x19\n\x11reservation_token\x18\x01 \x01(\t\x12\x30\n\treference\x18\x02 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12+\n\x08location\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.SlotLocation\x12/\n\x0ctime_to_live\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xd2\x01\n\x0bPayloadSeal\x12\x14\n\x0cvalid_length\x18\x01 \x01(\r\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequence\x12+\n\x08\x66\x61llback\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.FallbackText\x12\x15\n\rlayer_digests\x18\x04 \x03(\x0c\x12/\n\x0cverification\x18\x05 \x01(\x0e\x32\x19.kvbridge.v1.Verification\x12\x0c\n\x04hold\x18\x06 \x01(\x08\"f\n\rCommitRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11reservation_token\x18\x02 \x01(\t\x12&\n\x04seal\x18\x03 \x01(\x0b\x32\x18.kvbridge.v1.PayloadSeal\"\x81\x01\n\x0e\x43ommitResponse\x12\x32\n\tcommitted\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.CommittedPayloadH\x00\x12\x30\n\x08rejected\x18\x02 \x01(\x0b\x32\x1c.kvbridge.v1.RejectedPayloadH\x00\x42\t\n\x07outcome\"\x90\x01\n\x10\x43ommittedPayload\x12\x32\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1e.kvbridge.v1.PayloadDescriptor\x12\x12\n\nhold_token\x18\x02 \x01(\t\x12\x34\n\x11hold_time_to_live\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"x\n\x0fRejectedPayload\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12#\n\x06reason\x18\x02 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"=\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11reservation_token\x18\x02 \x01(\t\"\x0f\n\rAbortResponse\"\x81\x01\n\rUploadRequest\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvbridge.v1.UploadHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12*\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x18.kvbridge.v1.PayloadSealH\x00\x42\x06\n\x04part\"`\n\x0cUploadHeader\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.kvbridge.v1.PayloadSpec\x12\x14\n\x0cvalid_length\x18\x03 \x01(\r\"=\n\x0eUploadResponse\x12+\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x1b.kvbridge.v1.CommitResponse\"\xd5\x03\n\x0e\x41\x63quireRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\x08payloads\x18\x02 \x03(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12$\n\x05model\x18\x03 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12,\n\x08geometry\x18\x04 \x01(\x0b\x32\x1a.kvbridge.v1.CacheGeometry\x12+\n\x06tokens\x18\x05 \x01(\x0b\x32\x1b.kvbridge.v1.ExpectedTokens\x12\x16\n\x0e\x66irst_position\x18\x06 \x01(\r\x12\x18\n\x10valid_length_min\x18\x07 \x01(\r\x12\x1a\n\x12\x66ormat_version_max\x18\x08 \x01(\r\x12/\n\x0cverification\x18\t \x01(\x0e\x32\x19.kvbridge.v1.Verification\x12\x0c\n\x04\x65\x64ge\x18\n \x01(\t\x12(\n\x07\x61ligner\x18\x0b \x01(\x0b\x32\x17.kvbridge.v1.AlignerTag\x12\r\n\x05\x64\x65pth\x18\x0c \x01(\r\x12\x10\n\x08\x61\x66\x66inity\x18\r \x01(\t\x12%\n\x05media\x18\x0e \x03(\x0b\x32\x16.kvbridge.v1.MediaItem\"_\n\x0e\x45xpectedTokens\x12/\n\tprefix_of\x18\x01 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequenceH\x00\x12\r\n\x03\x61ny\x18\x02 \x01(\x08H\x00\x42\r\n\x0b\x65xpectation\"u\n\x0f\x41\x63quireResponse\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12 \n\x05parts\x18\x02 \x03(\x0b\x32\x11.kvbridge.v1.Part\x12,\n\x06layout\x18\x03 \x01(\x0b\x32\x1c.kvbridge.v1.AttentionLayout\"<\n\x0f\x41ttentionLayout\x12)\n\x05spans\x18\x01 \x03(\x0b\x32\x1a.kvbridge.v1.AttentionSpan\"G\n\rAttentionSpan\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\x08\"b\n\x04Part\x12\"\n\x02kv\x18\x01 \x01(\x0b\x32\x14.kvbridge.v1.KvLeaseH\x00\x12)\n\x04text\x18\x02 \x01(\x0b\x32\x19.kvbridge.v1.TextFallbackH\x00\x42\x0b\n\tdirective\"\xe3\x01\n\x07KvLease\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12+\n\x08location\x18\x02 \x01(\x0b\x32\x19.kvbridge.v1.SlotLocation\x12\x32\n\ndescriptor\x18\x03 \x01(\x0b\x32\x1e.kvbridge.v1.PayloadDescriptor\x12/\n\x0ctime_to_live\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x10\x61ligner_to_apply\x18\x05 \x01(\x0b\x32\x17.kvbridge.v1.AlignerTag\"\xcc\x01\n\x0cTextFallback\x12#\n\x06reason\x18\x01 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12+\n\x08\x66\x61llback\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.FallbackText\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequence\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"<\n\x0f\x44ownloadRequest\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\"!\n\x10\x44ownloadResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"\x1e\n\x0cRenewRequest\x12\x0e\n\x06tokens\x18\x01 \x03(\t\"B\n\rRenewResponse\x12\x31\n\nreferences\x18\x01 \x03(\x0b\x32\x1d.kvbridge.v1.RenewedReference\"R\n\x10RenewedReference\x12\r\n\x05token\x18\x01 \x01(\t\x12/\n\x0ctime_to_live\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"4\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\t\")\n\x0fReleaseResponse\x12\x16\n\x0e\x65xpired_tokens\x18\x01 \x03(\t\"\x90\x02\n\rReportRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12$\n\x03use\x18\x03 \x01(\x0e\x32\x17.kvbridge.v1.HandoffUse\x12,\n\x07quality\x18\x04 \x01(\x0e\x32\x1b.kvbridge.v1.HandoffQuality\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x14\n\x0ctokens_saved\x18\x06 \x01(\r\x12-\n\x07prefill\x18\x07 \x01(\x0b\x32\x1c.kvbridge.v1.MeasuredPrefill\x12.\n\x07scatter\x18\x08 \x01(\x0b\x32\x1d.kvbridge.v1.MeasuredTransfer\"N\n\x0fMeasuredPrefill\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"N\n\x10MeasuredTransfer\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x10\n\x0eReportResponse\"&\n\x0cWatchRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x04\"\x9f\x02\n\rWatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12,\n\x07started\x18\x02 \x01(\x0b\x32\x19.kvbridge.v1.WatchStartedH\x00\x12.\n\x07revoked\x18\x03 \x01(\x0b\x32\x1b.kvbridge.v1.PayloadRevokedH\x00\x12\x36\n\x0bquarantined\x18\x04 \x01(\x0b\x32\x1f.kvbridge.v1.PayloadQuarantinedH\x00\x12-\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x19.kvbridge.v1.NodeDrainingH\x00\x12.\n\x08\x65xpiring\x18\x06 \x01(\x0b\x32\x1a.kvbridge.v1.LeaseExpiringH\x00\x42\x07\n\x05\x65vent\"#\n\x0cWatchStarted\x12\x13\n\x0b\x65vents_lost\x18\x01 \x01(\x08\"w\n\x0ePayloadRevoked\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12#\n\x06reason\x18\x02 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"y\n\x12PayloadQuarantined\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x13\n\x0bhandoff_ids\x18\x03 \x03(\t\x12\x0c\n\x04held\x18\x04 \x01(\x08\"<\n\x0cNodeDraining\x12,\n\ttime_left\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"U\n\rLeaseExpiring\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12/\n\x0ctime_to_live\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration*p\n\nHandoffUse\x12\x1b\n\x17HANDOFF_USE_UNSPECIFIED\x10\x00\x12\x14\n\x10HANDOFF_USE_USED\x10\x01\x12\x19\n\x15HANDOFF_USE_DISCARDED\x10\x02\x12\x14\n\x10HANDOFF_USE_TEXT\x10\x03*d\n\x0eHandoffQuality\x12\x1f\n\x1bHANDOFF_QUALITY_UNSPECIFIED\x10\x00\x12\x18\n\x14HANDOFF_QUALITY_GOOD\x10\x01\x12\x17\n\x13HANDOFF_QUALITY_BAD\x10\x02\x32\xba\x05\n\x0eHandoffService\x12\x44\n\x07Reserve\x12\x1b.kvbridge.v1.ReserveRequest\x1a\x1c.kvbridge.v1.ReserveResponse\x12\x41\n\x06\x43ommit\x12\x1a.kvbridge.v1.CommitRequest\x1a\x1b.kvbridge.v1.CommitResponse\x12>\n\x05\x41\x62ort\x12\x19.kvbridge.v1.AbortRequest\x1a\x1a.kvbridge.v1.AbortResponse\x12\x43\n\x06Upload\x12\x1a.kvbridge.v1.UploadRequest\x1a\x1b.kvbridge.v1.UploadResponse(\x01\x12\x44\n\x07\x41\x63quire\x12\x1b.kvbridge.v1.AcquireRequest\x1a\x1c.kvbridge.v1.AcquireResponse\x12I\n\x08\x44ownload\x12\x1c.kvbridge.v1.DownloadRequest\x1a\x1d.kvbridge.v1.DownloadResponse0\x01\x12>\n\x05Renew\x12\x19.kvbridge.v1.RenewRequest\x1a\x1a.kvbridge.v1.RenewResponse\x12\x44\n\x07Release\x12\x1b.kvbridge.v1.ReleaseRequest\x1a\x1c.kvbridge.v1.ReleaseResponse\x12\x41\n\x06Report\x12\x1a.kvbridge.v1.ReportRequest\x1a\x1b.kvbridge.v1.ReportResponse\x12@\n\x05Watch\x12\x19.kvbridge.v1.WatchRequest\x1a\x1a.kvbridge.v1.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvbridge.v1.handoff_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_HANDOFFUSE']._serialized_start=4418
+  _globals['_HANDOFFUSE']._serialized_end=4530
+  _globals['_HANDOFFQUALITY']._serialized_start=4532
+  _globals['_HANDOFFQUALITY']._serialized_end=4632
   _globals['_RESERVEREQUEST']._serialized_start=107
   _globals['_RESERVEREQUEST']._serialized_end=183
   _globals['_RESERVERESPONSE']._serialized_start=186
@@ -58,31 +62,57 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPLOADRESPONSE']._serialized_start=1404
   _globals['_UPLOADRESPONSE']._serialized_end=1465
   _globals['_ACQUIREREQUEST']._serialized_start=1468
-  _globals['_ACQUIREREQUEST']._serialized_end=1809
-  _globals['_EXPECTEDTOKENS']._serialized_start=1811
-  _globals['_EXPECTEDTOKENS']._serialized_end=1906
-  _globals['_ACQUIRERESPONSE']._serialized_start=1908
-  _globals['_ACQUIRERESPONSE']._serialized_end=1979
-  _globals['_PART']._serialized_start=1981
-  _globals['_PART']._serialized_end=2079
-  _globals['_KVLEASE']._serialized_start=2082
-  _globals['_KVLEASE']._serialized_end=2258
-  _globals['_TEXTFALLBACK']._serialized_start=2261
-  _globals['_TEXTFALLBACK']._serialized_end=2465
-  _globals['_DOWNLOADREQUEST']._serialized_start=2467
-  _globals['_DOWNLOADREQUEST']._serialized_end=2527
-  _globals['_DOWNLOADRESPONSE']._serialized_start=2529
-  _globals['_DOWNLOADRESPONSE']._serialized_end=2562
-  _globals['_RENEWREQUEST']._serialized_start=2564
-  _globals['_RENEWREQUEST']._serialized_end=2594
-  _globals['_RENEWRESPONSE']._serialized_start=2596
-  _globals['_RENEWRESPONSE']._serialized_end=2662
-  _globals['_RENEWEDREFERENCE']._serialized_start=2664
-  _globals['_RENEWEDREFERENCE']._serialized_end=2746
-  _globals['_RELEASEREQUEST']._serialized_start=2748
-  _globals['_RELEASEREQUEST']._serialized_end=2800
-  _globals['_RELEASERESPONSE']._serialized_start=2802
-  _globals['_RELEASERESPONSE']._serialized_end=2843
-  _globals['_HANDOFFSERVICE']._serialized_start=2846
-  _globals['_HANDOFFSERVICE']._serialized_end=3411
+  _globals['_ACQUIREREQUEST']._serialized_end=1937
+  _globals['_EXPECTEDTOKENS']._serialized_start=1939
+  _globals['_EXPECTEDTOKENS']._serialized_end=2034
+  _globals['_ACQUIRERESPONSE']._serialized_start=2036
+  _globals['_ACQUIRERESPONSE']._serialized_end=2153
+  _globals['_ATTENTIONLAYOUT']._serialized_start=2155
+  _globals['_ATTENTIONLAYOUT']._serialized_end=2215
+  _globals['_ATTENTIONSPAN']._serialized_start=2217
+  _globals['_ATTENTIONSPAN']._serialized_end=2288
+  _globals['_PART']._serialized_start=2290
+  _globals['_PART']._serialized_end=2388
+  _globals['_KVLEASE']._serialized_start=2391
+  _globals['_KVLEASE']._serialized_end=2618
+  _globals['_TEXTFALLBACK']._serialized_start=2621
+  _globals['_TEXTFALLBACK']._serialized_end=2825
+  _globals['_DOWNLOADREQUEST']._serialized_start=2827
+  _globals['_DOWNLOADREQUEST']._serialized_end=2887
+  _globals['_DOWNLOADRESPONSE']._serialized_start=2889
+  _globals['_DOWNLOADRESPONSE']._serialized_end=2922
+  _globals['_RENEWREQUEST']._serialized_start=2924
+  _globals['_RENEWREQUEST']._serialized_end=2954
+  _globals['_RENEWRESPONSE']._serialized_start=2956
+  _globals['_RENEWRESPONSE']._serialized_end=3022
+  _globals['_RENEWEDREFERENCE']._serialized_start=3024
+  _globals['_RENEWEDREFERENCE']._serialized_end=3106
+  _globals['_RELEASEREQUEST']._serialized_start=3108
+  _globals['_RELEASEREQUEST']._serialized_end=3160
+  _globals['_RELEASERESPONSE']._serialized_start=3162
+  _globals['_RELEASERESPONSE']._serialized_end=3203
+  _globals['_REPORTREQUEST']._serialized_start=3206
+  _globals['_REPORTREQUEST']._serialized_end=3478
+  _globals['_MEASUREDPREFILL']._serialized_start=3480
+  _globals['_MEASUREDPREFILL']._serialized_end=3558
+  _globals['_MEASUREDTRANSFER']._serialized_start=3560
+  _globals['_MEASUREDTRANSFER']._serialized_end=3638
+  _globals['_REPORTRESPONSE']._serialized_start=3640
+  _globals['_REPORTRESPONSE']._serialized_end=3656
+  _globals['_WATCHREQUEST']._serialized_start=3658
+  _globals['_WATCHREQUEST']._serialized_end=3696
+  _globals['_WATCHRESPONSE']._serialized_start=3699
+  _globals['_WATCHRESPONSE']._serialized_end=3986
+  _globals['_WATCHSTARTED']._serialized_start=3988
+  _globals['_WATCHSTARTED']._serialized_end=4023
+  _globals['_PAYLOADREVOKED']._serialized_start=4025
+  _globals['_PAYLOADREVOKED']._serialized_end=4144
+  _globals['_PAYLOADQUARANTINED']._serialized_start=4146
+  _globals['_PAYLOADQUARANTINED']._serialized_end=4267
+  _globals['_NODEDRAINING']._serialized_start=4269
+  _globals['_NODEDRAINING']._serialized_end=4329
+  _globals['_LEASEEXPIRING']._serialized_start=4331
+  _globals['_LEASEEXPIRING']._serialized_end=4416
+  _globals['_HANDOFFSERVICE']._serialized_start=4635
+  _globals['_HANDOFFSERVICE']._serialized_end=5333
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from kvbridge.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -19,6 +20,58 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _HandoffUse:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HandoffUseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HandoffUse.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HANDOFF_USE_UNSPECIFIED: _HandoffUse.ValueType  # 0
+    """Refused."""
+    HANDOFF_USE_USED: _HandoffUse.ValueType  # 1
+    """It continued from the cache."""
+    HANDOFF_USE_DISCARDED: _HandoffUse.ValueType  # 2
+    """It had the cache and took the text all the same."""
+    HANDOFF_USE_TEXT: _HandoffUse.ValueType  # 3
+    """It took the text, as it was told."""
+
+class HandoffUse(_HandoffUse, metaclass=_HandoffUseEnumTypeWrapper):
+    """What a consumer did with what it was handed."""
+
+HANDOFF_USE_UNSPECIFIED: HandoffUse.ValueType  # 0
+"""Refused."""
+HANDOFF_USE_USED: HandoffUse.ValueType  # 1
+"""It continued from the cache."""
+HANDOFF_USE_DISCARDED: HandoffUse.ValueType  # 2
+"""It had the cache and took the text all the same."""
+HANDOFF_USE_TEXT: HandoffUse.ValueType  # 3
+"""It took the text, as it was told."""
+Global___HandoffUse: _TypeAlias = HandoffUse  # noqa: Y015
+
+class _HandoffQuality:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HandoffQualityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HandoffQuality.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HANDOFF_QUALITY_UNSPECIFIED: _HandoffQuality.ValueType  # 0
+    """Nothing is known."""
+    HANDOFF_QUALITY_GOOD: _HandoffQuality.ValueType  # 1
+    """As good as with the text."""
+    HANDOFF_QUALITY_BAD: _HandoffQuality.ValueType  # 2
+    """Worse than with the text."""
+
+class HandoffQuality(_HandoffQuality, metaclass=_HandoffQualityEnumTypeWrapper):
+    """How good a handoff's result was."""
+
+HANDOFF_QUALITY_UNSPECIFIED: HandoffQuality.ValueType  # 0
+"""Nothing is known."""
+HANDOFF_QUALITY_GOOD: HandoffQuality.ValueType  # 1
+"""As good as with the text."""
+HANDOFF_QUALITY_BAD: HandoffQuality.ValueType  # 2
+"""Worse than with the text."""
+Global___HandoffQuality: _TypeAlias = HandoffQuality  # noqa: Y015
 
 @_typing.final
 class ReserveRequest(_message.Message):
@@ -416,6 +469,11 @@ class AcquireRequest(_message.Message):
     VALID_LENGTH_MIN_FIELD_NUMBER: _builtins.int
     FORMAT_VERSION_MAX_FIELD_NUMBER: _builtins.int
     VERIFICATION_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
+    ALIGNER_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    AFFINITY_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Required. Chosen by the client; the same id again gives the same answer."""
     first_position: _builtins.int
@@ -426,9 +484,15 @@ class AcquireRequest(_message.Message):
     """Newest format version that the consumer reads; 0 means 1."""
     verification: _types_pb2.Verification.ValueType
     """How much of the bytes to check again now; unspecified means none."""
+    edge: _builtins.str
+    """The edge of the agents' graph that the handoff runs along, by which routes are chosen; may be empty."""
+    depth: _builtins.int
+    """How many handoffs the context has been through before this one."""
+    affinity: _builtins.str
+    """What a canary sticks to, such as the conversation; empty for the first key."""
     @_builtins.property
     def payloads(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.PayloadReference]:
-        """Required. Which payloads, in the order in which they will stand in the consumer's context. At most one is served today."""
+        """Required. Which payloads, in the order in which they will stand in the consumer's context; at most 64."""
 
     @_builtins.property
     def model(self) -> _types_pb2.ModelTag:
@@ -442,6 +506,14 @@ class AcquireRequest(_message.Message):
     def tokens(self) -> Global___ExpectedTokens:
         """Required. What the consumer knows about the tokens."""
 
+    @_builtins.property
+    def aligner(self) -> _types_pb2.AlignerTag:
+        """The aligner that the consumer expects to have been applied, or will apply itself; absent for none."""
+
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.MediaItem]:
+        """What is not text in the consumer's prompt, in order."""
+
     def __init__(
         self,
         *,
@@ -454,10 +526,15 @@ class AcquireRequest(_message.Message):
         valid_length_min: _builtins.int = ...,
         format_version_max: _builtins.int = ...,
         verification: _types_pb2.Verification.ValueType = ...,
+        edge: _builtins.str = ...,
+        aligner: _types_pb2.AlignerTag | None = ...,
+        depth: _builtins.int = ...,
+        affinity: _builtins.str = ...,
+        media: _abc.Iterable[_types_pb2.MediaItem] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["geometry", b"geometry", "model", b"model", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "geometry", b"geometry", "model", b"model", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_position", b"first_position", "format_version_max", b"format_version_max", "geometry", b"geometry", "model", b"model", "payloads", b"payloads", "request_id", b"request_id", "tokens", b"tokens", "valid_length_min", b"valid_length_min", "verification", b"verification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["affinity", b"affinity", "aligner", b"aligner", "depth", b"depth", "edge", b"edge", "first_position", b"first_position", "format_version_max", b"format_version_max", "geometry", b"geometry", "media", b"media", "model", b"model", "payloads", b"payloads", "request_id", b"request_id", "tokens", b"tokens", "valid_length_min", b"valid_length_min", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -501,25 +578,85 @@ class AcquireResponse(_message.Message):
 
     HANDOFF_ID_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     """Names this handoff in logs and reports."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
         """One part for each payload asked for."""
 
+    @_builtins.property
+    def layout(self) -> Global___AttentionLayout:
+        """How the parts lie and what they see; absent if the length of a part is not known."""
+
     def __init__(
         self,
         *,
         handoff_id: _builtins.str = ...,
         parts: _abc.Iterable[Global___Part] | None = ...,
+        layout: Global___AttentionLayout | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff_id", b"handoff_id", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff_id", b"handoff_id", "layout", b"layout", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AcquireResponse: _TypeAlias = AcquireResponse  # noqa: Y015
+
+@_typing.final
+class AttentionLayout(_message.Message):
+    """The parts on the consumer's axis of keys. Each is causal in itself and sees all earlier ones."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttentionSpan]:
+        """One span for each part, in order."""
+
+    def __init__(
+        self,
+        *,
+        spans: _abc.Iterable[Global___AttentionSpan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttentionLayout: _TypeAlias = AttentionLayout  # noqa: Y015
+
+@_typing.final
+class AttentionSpan(_message.Message):
+    """Where the tokens of one part lie."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_POSITION_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
+    first_position: _builtins.int
+    """Position of its first token."""
+    length: _builtins.int
+    """Real tokens."""
+    cached: _builtins.bool
+    """Whether the part comes from a cache; otherwise the consumer prefills it."""
+    def __init__(
+        self,
+        *,
+        first_position: _builtins.int = ...,
+        length: _builtins.int = ...,
+        cached: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "first_position", b"first_position", "length", b"length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttentionSpan: _TypeAlias = AttentionSpan  # noqa: Y015
 
 @_typing.final
 class Part(_message.Message):
@@ -563,6 +700,7 @@ class KvLease(_message.Message):
     LOCATION_FIELD_NUMBER: _builtins.int
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
     TIME_TO_LIVE_FIELD_NUMBER: _builtins.int
+    ALIGNER_TO_APPLY_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.str
     """Proves the lease."""
     @_builtins.property
@@ -577,6 +715,10 @@ class KvLease(_message.Message):
     def time_to_live(self) -> _duration_pb2.Duration:
         """How long the lease lasts if it is not renewed."""
 
+    @_builtins.property
+    def aligner_to_apply(self) -> _types_pb2.AlignerTag:
+        """The aligner that the consumer must apply before use; absent if the cache is used as it is."""
+
     def __init__(
         self,
         *,
@@ -584,10 +726,11 @@ class KvLease(_message.Message):
         location: _types_pb2.SlotLocation | None = ...,
         descriptor: _types_pb2.PayloadDescriptor | None = ...,
         time_to_live: _duration_pb2.Duration | None = ...,
+        aligner_to_apply: _types_pb2.AlignerTag | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "location", b"location", "time_to_live", b"time_to_live"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aligner_to_apply", b"aligner_to_apply", "descriptor", b"descriptor", "location", b"location", "time_to_live", b"time_to_live"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "lease_token", b"lease_token", "location", b"location", "time_to_live", b"time_to_live"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligner_to_apply", b"aligner_to_apply", "descriptor", b"descriptor", "lease_token", b"lease_token", "location", b"location", "time_to_live", b"time_to_live"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -812,3 +955,350 @@ class ReleaseResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
+
+@_typing.final
+class ReportRequest(_message.Message):
+    """Says what became of a handoff."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    HANDOFF_ID_FIELD_NUMBER: _builtins.int
+    USE_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    TOKENS_SAVED_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    SCATTER_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Required. Chosen by the client; the same id again gives the same answer."""
+    handoff_id: _builtins.str
+    """Required. From Acquire; the caller must be the client that acquired."""
+    use: Global___HandoffUse.ValueType
+    """Required. What the consumer did."""
+    quality: Global___HandoffQuality.ValueType
+    """How good the result was, as far as the consumer knows."""
+    detail: _builtins.str
+    """What happened, for people; at most 1,024 characters."""
+    tokens_saved: _builtins.int
+    """Tokens that the consumer need not prefill."""
+    @_builtins.property
+    def prefill(self) -> Global___MeasuredPrefill:
+        """A prefill that the consumer ran and timed, with or without a cache: the cost model learns from it."""
+
+    @_builtins.property
+    def scatter(self) -> Global___MeasuredTransfer:
+        """How long it took to bring the cache into the consumer's own memory; absent if it was read in place."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        handoff_id: _builtins.str = ...,
+        use: Global___HandoffUse.ValueType = ...,
+        quality: Global___HandoffQuality.ValueType = ...,
+        detail: _builtins.str = ...,
+        tokens_saved: _builtins.int = ...,
+        prefill: Global___MeasuredPrefill | None = ...,
+        scatter: Global___MeasuredTransfer | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "scatter", b"scatter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "handoff_id", b"handoff_id", "prefill", b"prefill", "quality", b"quality", "request_id", b"request_id", "scatter", b"scatter", "tokens_saved", b"tokens_saved", "use", b"use"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
+
+@_typing.final
+class MeasuredPrefill(_message.Message):
+    """One timed prefill."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """Tokens that were prefilled."""
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """How long that took."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.int = ...,
+        duration: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredPrefill: _TypeAlias = MeasuredPrefill  # noqa: Y015
+
+@_typing.final
+class MeasuredTransfer(_message.Message):
+    """One timed movement of bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """Bytes that were moved."""
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """How long that took."""
+
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        duration: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "duration", b"duration"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredTransfer: _TypeAlias = MeasuredTransfer  # noqa: Y015
+
+@_typing.final
+class ReportResponse(_message.Message):
+    """The report is taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015
+
+@_typing.final
+class WatchRequest(_message.Message):
+    """Asks to be told."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    after_sequence: _builtins.int
+    """The last sequence number that the caller has seen; 0 for what comes from now on."""
+    def __init__(
+        self,
+        *,
+        after_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+
+@_typing.final
+class WatchResponse(_message.Message):
+    """Something that concerns the caller."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    EXPIRING_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """Increases by at least one; a caller that comes back names the last one that it has seen."""
+    @_builtins.property
+    def started(self) -> Global___WatchStarted:
+        """The stream is open: from here on nothing is missed."""
+
+    @_builtins.property
+    def revoked(self) -> Global___PayloadRevoked:
+        """Tensors that the caller held went away before their time."""
+
+    @_builtins.property
+    def quarantined(self) -> Global___PayloadQuarantined:
+        """A payload that the caller holds or held is contaminated."""
+
+    @_builtins.property
+    def draining(self) -> Global___NodeDraining:
+        """The node is shutting down."""
+
+    @_builtins.property
+    def expiring(self) -> Global___LeaseExpiring:
+        """A lease of the caller will expire soon."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        started: Global___WatchStarted | None = ...,
+        revoked: Global___PayloadRevoked | None = ...,
+        quarantined: Global___PayloadQuarantined | None = ...,
+        draining: Global___NodeDraining | None = ...,
+        expiring: Global___LeaseExpiring | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "event", b"event", "expiring", b"expiring", "quarantined", b"quarantined", "revoked", b"revoked", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "event", b"event", "expiring", b"expiring", "quarantined", b"quarantined", "revoked", b"revoked", "sequence", b"sequence", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "revoked", "quarantined", "draining", "expiring"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
+
+@_typing.final
+class WatchStarted(_message.Message):
+    """The stream is open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_LOST_FIELD_NUMBER: _builtins.int
+    events_lost: _builtins.bool
+    """Whether events between `after_sequence` and now are forgotten: the caller must treat what it holds as suspect."""
+    def __init__(
+        self,
+        *,
+        events_lost: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events_lost", b"events_lost"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchStarted: _TypeAlias = WatchStarted  # noqa: Y015
+
+@_typing.final
+class PayloadRevoked(_message.Message):
+    """Tensors that the caller held are gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    reason: _types_pb2.Reason.ValueType
+    """Why."""
+    detail: _builtins.str
+    """The same for people."""
+    @_builtins.property
+    def reference(self) -> _types_pb2.PayloadReference:
+        """Key and generation."""
+
+    def __init__(
+        self,
+        *,
+        reference: _types_pb2.PayloadReference | None = ...,
+        reason: _types_pb2.Reason.ValueType = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "reason", b"reason", "reference", b"reference"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PayloadRevoked: _TypeAlias = PayloadRevoked  # noqa: Y015
+
+@_typing.final
+class PayloadQuarantined(_message.Message):
+    """A payload is contaminated."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    HANDOFF_IDS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    detail: _builtins.str
+    """What was quarantined, for people."""
+    held: _builtins.bool
+    """Whether the caller's lease is still live."""
+    @_builtins.property
+    def reference(self) -> _types_pb2.PayloadReference:
+        """Key and generation."""
+
+    @_builtins.property
+    def handoff_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The handoffs by which the caller received it, newest first."""
+
+    def __init__(
+        self,
+        *,
+        reference: _types_pb2.PayloadReference | None = ...,
+        detail: _builtins.str = ...,
+        handoff_ids: _abc.Iterable[_builtins.str] | None = ...,
+        held: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "handoff_ids", b"handoff_ids", "held", b"held", "reference", b"reference"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PayloadQuarantined: _TypeAlias = PayloadQuarantined  # noqa: Y015
+
+@_typing.final
+class NodeDraining(_message.Message):
+    """The node is shutting down."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_LEFT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def time_left(self) -> _duration_pb2.Duration:
+        """How long leases have to come home."""
+
+    def __init__(
+        self,
+        *,
+        time_left: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time_left", b"time_left"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["time_left", b"time_left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeDraining: _TypeAlias = NodeDraining  # noqa: Y015
+
+@_typing.final
+class LeaseExpiring(_message.Message):
+    """A lease will expire soon unless it is renewed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_TOKEN_FIELD_NUMBER: _builtins.int
+    TIME_TO_LIVE_FIELD_NUMBER: _builtins.int
+    lease_token: _builtins.str
+    """The lease."""
+    @_builtins.property
+    def time_to_live(self) -> _duration_pb2.Duration:
+        """How long it lasts."""
+
+    def __init__(
+        self,
+        *,
+        lease_token: _builtins.str = ...,
+        time_to_live: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time_to_live", b"time_to_live"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_token", b"lease_token", "time_to_live", b"time_to_live"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseExpiring: _TypeAlias = LeaseExpiring  # noqa: Y015

@@ -79,6 +79,16 @@ class HandoffServiceStub(object):
                 request_serializer=kvbridge_dot_v1_dot_handoff__service__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=kvbridge_dot_v1_dot_handoff__service__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
+        self.Report = channel.unary_unary(
+                '/kvbridge.v1.HandoffService/Report',
+                request_serializer=kvbridge_dot_v1_dot_handoff__service__pb2.ReportRequest.SerializeToString,
+                response_deserializer=kvbridge_dot_v1_dot_handoff__service__pb2.ReportResponse.FromString,
+                _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/kvbridge.v1.HandoffService/Watch',
+                request_serializer=kvbridge_dot_v1_dot_handoff__service__pb2.WatchRequest.SerializeToString,
+                response_deserializer=kvbridge_dot_v1_dot_handoff__service__pb2.WatchResponse.FromString,
+                _registered_method=True)
 
 
 class HandoffServiceServicer(object):
@@ -145,6 +155,20 @@ class HandoffServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Report(self, request, context):
+        """Says what became of a handoff. Breakers, the cost model and the journal learn from it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """Streams what happens to the payloads that the caller holds or held.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_HandoffServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -187,6 +211,16 @@ def add_HandoffServiceServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=kvbridge_dot_v1_dot_handoff__service__pb2.ReleaseRequest.FromString,
                     response_serializer=kvbridge_dot_v1_dot_handoff__service__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=kvbridge_dot_v1_dot_handoff__service__pb2.ReportRequest.FromString,
+                    response_serializer=kvbridge_dot_v1_dot_handoff__service__pb2.ReportResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=kvbridge_dot_v1_dot_handoff__service__pb2.WatchRequest.FromString,
+                    response_serializer=kvbridge_dot_v1_dot_handoff__service__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -410,6 +444,60 @@ class HandoffService(object):
             '/kvbridge.v1.HandoffService/Release',
             kvbridge_dot_v1_dot_handoff__service__pb2.ReleaseRequest.SerializeToString,
             kvbridge_dot_v1_dot_handoff__service__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvbridge.v1.HandoffService/Report',
+            kvbridge_dot_v1_dot_handoff__service__pb2.ReportRequest.SerializeToString,
+            kvbridge_dot_v1_dot_handoff__service__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvbridge.v1.HandoffService/Watch',
+            kvbridge_dot_v1_dot_handoff__service__pb2.WatchRequest.SerializeToString,
+            kvbridge_dot_v1_dot_handoff__service__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

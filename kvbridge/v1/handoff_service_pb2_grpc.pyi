@@ -54,6 +54,10 @@ class HandoffServiceStub:
     """Prolongs reservations, holds and leases."""
     Release: _grpc.UnaryUnaryMultiCallable[_handoff_service_pb2.ReleaseRequest, _handoff_service_pb2.ReleaseResponse]
     """Returns holds and leases."""
+    Report: _grpc.UnaryUnaryMultiCallable[_handoff_service_pb2.ReportRequest, _handoff_service_pb2.ReportResponse]
+    """Says what became of a handoff. Breakers, the cost model and the journal learn from it."""
+    Watch: _grpc.UnaryStreamMultiCallable[_handoff_service_pb2.WatchRequest, _handoff_service_pb2.WatchResponse]
+    """Streams what happens to the payloads that the caller holds or held."""
 
 @_typing.type_check_only
 class HandoffServiceAsyncStub(HandoffServiceStub):
@@ -81,6 +85,10 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     """Prolongs reservations, holds and leases."""
     Release: _aio.UnaryUnaryMultiCallable[_handoff_service_pb2.ReleaseRequest, _handoff_service_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Returns holds and leases."""
+    Report: _aio.UnaryUnaryMultiCallable[_handoff_service_pb2.ReportRequest, _handoff_service_pb2.ReportResponse]  # type: ignore[assignment]
+    """Says what became of a handoff. Breakers, the cost model and the journal learn from it."""
+    Watch: _aio.UnaryStreamMultiCallable[_handoff_service_pb2.WatchRequest, _handoff_service_pb2.WatchResponse]  # type: ignore[assignment]
+    """Streams what happens to the payloads that the caller holds or held."""
 
 class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
     """Publishes, acquires and releases payloads.
@@ -153,5 +161,21 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_handoff_service_pb2.ReleaseResponse, _abc.Awaitable[_handoff_service_pb2.ReleaseResponse]]:
         """Returns holds and leases."""
+
+    @_abc_1.abstractmethod
+    def Report(
+        self,
+        request: _handoff_service_pb2.ReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_handoff_service_pb2.ReportResponse, _abc.Awaitable[_handoff_service_pb2.ReportResponse]]:
+        """Says what became of a handoff. Breakers, the cost model and the journal learn from it."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _handoff_service_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_handoff_service_pb2.WatchResponse], _abc.AsyncIterator[_handoff_service_pb2.WatchResponse]]:
+        """Streams what happens to the payloads that the caller holds or held."""
 
 def add_HandoffServiceServicer_to_server(servicer: HandoffServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,8 +7,10 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from kvbridge.v1 import handoff_service_pb2 as _handoff_service_pb2
 from kvbridge.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -401,3 +403,351 @@ class GetPayloadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPayloadResponse: _TypeAlias = GetPayloadResponse  # noqa: Y015
+
+@_typing.final
+class ExplainHandoffRequest(_message.Message):
+    """Asks about a past handoff."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    handoff_id: _builtins.str
+    """That handoff."""
+    last: _builtins.bool
+    """The newest one."""
+    reason: _types_pb2.Reason.ValueType
+    """The newest one with a part that fell back for this reason."""
+    def __init__(
+        self,
+        *,
+        handoff_id: _builtins.str = ...,
+        last: _builtins.bool = ...,
+        reason: _types_pb2.Reason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff_id", b"handoff_id", "last", b"last", "reason", b"reason", "selector", b"selector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff_id", b"handoff_id", "last", b"last", "reason", b"reason", "selector", b"selector"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_selector: _TypeAlias = _typing.Literal["handoff_id", "last", "reason"]  # noqa: Y015
+    _WhichOneofArgType_selector: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_selector) -> _WhichOneofReturnType_selector | None: ...
+
+Global___ExplainHandoffRequest: _TypeAlias = ExplainHandoffRequest  # noqa: Y015
+
+@_typing.final
+class ExplainHandoffResponse(_message.Message):
+    """Tells everything that is known of one handoff."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def record(self) -> Global___HandoffRecord:
+        """The record."""
+
+    def __init__(
+        self,
+        *,
+        record: Global___HandoffRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainHandoffResponse: _TypeAlias = ExplainHandoffResponse  # noqa: Y015
+
+@_typing.final
+class HandoffRecord(_message.Message):
+    """One line of the handoff journal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    DEADLINE_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    SUSPICIONS_FIELD_NUMBER: _builtins.int
+    handoff_id: _builtins.str
+    """Names the handoff."""
+    node_id: _builtins.str
+    """The node that answered."""
+    tenant: _builtins.str
+    """The tenant of the caller."""
+    client: _builtins.str
+    """The caller, shortened so that it proves nothing."""
+    edge: _builtins.str
+    """The edge that was named."""
+    depth: _builtins.int
+    """How many handoffs the context had been through."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was answered."""
+
+    @_builtins.property
+    def model(self) -> _types_pb2.ModelTag:
+        """The consumer's model."""
+
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """From the arrival of the request to its answer."""
+
+    @_builtins.property
+    def deadline(self) -> _duration_pb2.Duration:
+        """What the caller's deadline left at arrival; absent if it had none."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartRecord]:
+        """One record for each part."""
+
+    @_builtins.property
+    def outcome(self) -> Global___ReportedOutcome:
+        """What the consumer reported; absent if nothing yet."""
+
+    @_builtins.property
+    def suspicions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Suspicion]:
+        """Where to look first if the answer was bad; the most likely first."""
+
+    def __init__(
+        self,
+        *,
+        handoff_id: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        node_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        client: _builtins.str = ...,
+        model: _types_pb2.ModelTag | None = ...,
+        edge: _builtins.str = ...,
+        depth: _builtins.int = ...,
+        duration: _duration_pb2.Duration | None = ...,
+        deadline: _duration_pb2.Duration | None = ...,
+        parts: _abc.Iterable[Global___PartRecord] | None = ...,
+        outcome: Global___ReportedOutcome | None = ...,
+        suspicions: _abc.Iterable[Global___Suspicion] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "duration", b"duration", "model", b"model", "outcome", b"outcome", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "deadline", b"deadline", "depth", b"depth", "duration", b"duration", "edge", b"edge", "handoff_id", b"handoff_id", "model", b"model", "node_id", b"node_id", "outcome", b"outcome", "parts", b"parts", "suspicions", b"suspicions", "tenant", b"tenant", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandoffRecord: _TypeAlias = HandoffRecord  # noqa: Y015
+
+@_typing.final
+class PartRecord(_message.Message):
+    """What was decided on one part."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    LEASED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    CHECKS_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    ROUTE_MODE_FIELD_NUMBER: _builtins.int
+    WOULD_HAVE_PASSED_FIELD_NUMBER: _builtins.int
+    VALID_LENGTH_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    VERIFIED_AT_COMMIT_FIELD_NUMBER: _builtins.int
+    VERIFIED_NOW_FIELD_NUMBER: _builtins.int
+    TRANSFORMS_FIELD_NUMBER: _builtins.int
+    leased: _builtins.bool
+    """Whether a lease was given."""
+    reason: _types_pb2.Reason.ValueType
+    """Why not; unspecified with a lease."""
+    detail: _builtins.str
+    """The finding for people."""
+    route: _builtins.str
+    """The route that applied, by its name."""
+    route_mode: _builtins.str
+    """Its mode."""
+    would_have_passed: _builtins.bool
+    """Whether the cache would have been handed over had the route not been off, held out or shadowing."""
+    valid_length: _builtins.int
+    """Real tokens."""
+    bytes: _builtins.int
+    """Canonical bytes."""
+    verified_at_commit: _types_pb2.Verification.ValueType
+    """How far the bytes were checked at commit."""
+    verified_now: _types_pb2.Verification.ValueType
+    """How far they were checked for this handoff."""
+    @_builtins.property
+    def reference(self) -> _types_pb2.PayloadReference:
+        """What was asked for, with the generation that was found."""
+
+    @_builtins.property
+    def source(self) -> _types_pb2.ModelTag:
+        """Who computed the cache; absent if that is not known."""
+
+    @_builtins.property
+    def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckRecord]:
+        """Every check that was asked, in order."""
+
+    @_builtins.property
+    def transforms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the cache went through: aligners and other transforms, in order."""
+
+    def __init__(
+        self,
+        *,
+        reference: _types_pb2.PayloadReference | None = ...,
+        source: _types_pb2.ModelTag | None = ...,
+        leased: _builtins.bool = ...,
+        reason: _types_pb2.Reason.ValueType = ...,
+        detail: _builtins.str = ...,
+        checks: _abc.Iterable[Global___CheckRecord] | None = ...,
+        route: _builtins.str = ...,
+        route_mode: _builtins.str = ...,
+        would_have_passed: _builtins.bool = ...,
+        valid_length: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        verified_at_commit: _types_pb2.Verification.ValueType = ...,
+        verified_now: _types_pb2.Verification.ValueType = ...,
+        transforms: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "checks", b"checks", "detail", b"detail", "leased", b"leased", "reason", b"reason", "reference", b"reference", "route", b"route", "route_mode", b"route_mode", "source", b"source", "transforms", b"transforms", "valid_length", b"valid_length", "verified_at_commit", b"verified_at_commit", "verified_now", b"verified_now", "would_have_passed", b"would_have_passed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartRecord: _TypeAlias = PartRecord  # noqa: Y015
+
+@_typing.final
+class CheckRecord(_message.Message):
+    """What one check found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FiguresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REASON_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    reason: _types_pb2.Reason.ValueType
+    """The reason that the check stands for."""
+    passed: _builtins.bool
+    """Whether it passed."""
+    problem: _builtins.str
+    """What is wrong; empty if it passed."""
+    @_builtins.property
+    def figures(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What it looked at, by name."""
+
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """How long it took."""
+
+    def __init__(
+        self,
+        *,
+        reason: _types_pb2.Reason.ValueType = ...,
+        passed: _builtins.bool = ...,
+        problem: _builtins.str = ...,
+        figures: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        duration: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "figures", b"figures", "passed", b"passed", "problem", b"problem", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckRecord: _TypeAlias = CheckRecord  # noqa: Y015
+
+@_typing.final
+class ReportedOutcome(_message.Message):
+    """What a consumer reported of a handoff."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USE_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    TOKENS_SAVED_FIELD_NUMBER: _builtins.int
+    use: _handoff_service_pb2.HandoffUse.ValueType
+    """What it did."""
+    quality: _handoff_service_pb2.HandoffQuality.ValueType
+    """How good the result was."""
+    detail: _builtins.str
+    """For people."""
+    tokens_saved: _builtins.int
+    """Tokens that it did not have to prefill."""
+    def __init__(
+        self,
+        *,
+        use: _handoff_service_pb2.HandoffUse.ValueType = ...,
+        quality: _handoff_service_pb2.HandoffQuality.ValueType = ...,
+        detail: _builtins.str = ...,
+        tokens_saved: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "quality", b"quality", "tokens_saved", b"tokens_saved", "use", b"use"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportedOutcome: _TypeAlias = ReportedOutcome  # noqa: Y015
+
+@_typing.final
+class Suspicion(_message.Message):
+    """One place where a bad answer may come from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    place: _builtins.str
+    """Where: source_cache, transfer, alignment, receiver."""
+    standing: _builtins.str
+    """How the evidence stands: cleared, possible, likely."""
+    evidence: _builtins.str
+    """The evidence, for people."""
+    def __init__(
+        self,
+        *,
+        place: _builtins.str = ...,
+        standing: _builtins.str = ...,
+        evidence: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "place", b"place", "standing", b"standing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Suspicion: _TypeAlias = Suspicion  # noqa: Y015

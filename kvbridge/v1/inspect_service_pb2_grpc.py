@@ -50,6 +50,11 @@ class InspectServiceStub(object):
                 request_serializer=kvbridge_dot_v1_dot_inspect__service__pb2.GetPayloadRequest.SerializeToString,
                 response_deserializer=kvbridge_dot_v1_dot_inspect__service__pb2.GetPayloadResponse.FromString,
                 _registered_method=True)
+        self.ExplainHandoff = channel.unary_unary(
+                '/kvbridge.v1.InspectService/ExplainHandoff',
+                request_serializer=kvbridge_dot_v1_dot_inspect__service__pb2.ExplainHandoffRequest.SerializeToString,
+                response_deserializer=kvbridge_dot_v1_dot_inspect__service__pb2.ExplainHandoffResponse.FromString,
+                _registered_method=True)
 
 
 class InspectServiceServicer(object):
@@ -77,6 +82,13 @@ class InspectServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainHandoff(self, request, context):
+        """Tells every check of one past handoff, with its figures and timings.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InspectServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_InspectServiceServicer_to_server(servicer, server):
                     servicer.GetPayload,
                     request_deserializer=kvbridge_dot_v1_dot_inspect__service__pb2.GetPayloadRequest.FromString,
                     response_serializer=kvbridge_dot_v1_dot_inspect__service__pb2.GetPayloadResponse.SerializeToString,
+            ),
+            'ExplainHandoff': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainHandoff,
+                    request_deserializer=kvbridge_dot_v1_dot_inspect__service__pb2.ExplainHandoffRequest.FromString,
+                    response_serializer=kvbridge_dot_v1_dot_inspect__service__pb2.ExplainHandoffResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class InspectService(object):
             '/kvbridge.v1.InspectService/GetPayload',
             kvbridge_dot_v1_dot_inspect__service__pb2.GetPayloadRequest.SerializeToString,
             kvbridge_dot_v1_dot_inspect__service__pb2.GetPayloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainHandoff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvbridge.v1.InspectService/ExplainHandoff',
+            kvbridge_dot_v1_dot_inspect__service__pb2.ExplainHandoffRequest.SerializeToString,
+            kvbridge_dot_v1_dot_inspect__service__pb2.ExplainHandoffResponse.FromString,
             options,
             channel_credentials,
             insecure,

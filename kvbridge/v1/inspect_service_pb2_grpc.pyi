@@ -39,6 +39,8 @@ class InspectServiceStub:
     """Lists payloads, newest first."""
     GetPayload: _grpc.UnaryUnaryMultiCallable[_inspect_service_pb2.GetPayloadRequest, _inspect_service_pb2.GetPayloadResponse]
     """Describes one payload."""
+    ExplainHandoff: _grpc.UnaryUnaryMultiCallable[_inspect_service_pb2.ExplainHandoffRequest, _inspect_service_pb2.ExplainHandoffResponse]
+    """Tells every check of one past handoff, with its figures and timings."""
 
 @_typing.type_check_only
 class InspectServiceAsyncStub(InspectServiceStub):
@@ -51,6 +53,8 @@ class InspectServiceAsyncStub(InspectServiceStub):
     """Lists payloads, newest first."""
     GetPayload: _aio.UnaryUnaryMultiCallable[_inspect_service_pb2.GetPayloadRequest, _inspect_service_pb2.GetPayloadResponse]  # type: ignore[assignment]
     """Describes one payload."""
+    ExplainHandoff: _aio.UnaryUnaryMultiCallable[_inspect_service_pb2.ExplainHandoffRequest, _inspect_service_pb2.ExplainHandoffResponse]  # type: ignore[assignment]
+    """Tells every check of one past handoff, with its figures and timings."""
 
 class InspectServiceServicer(metaclass=_abc_1.ABCMeta):
     """Shows what a node holds; changes nothing."""
@@ -78,5 +82,13 @@ class InspectServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inspect_service_pb2.GetPayloadResponse, _abc.Awaitable[_inspect_service_pb2.GetPayloadResponse]]:
         """Describes one payload."""
+
+    @_abc_1.abstractmethod
+    def ExplainHandoff(
+        self,
+        request: _inspect_service_pb2.ExplainHandoffRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inspect_service_pb2.ExplainHandoffResponse, _abc.Awaitable[_inspect_service_pb2.ExplainHandoffResponse]]:
+        """Tells every check of one past handoff, with its figures and timings."""
 
 def add_InspectServiceServicer_to_server(servicer: InspectServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,49 +25,53 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvbridge/v1/types.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\"k\n\x08ModelTag\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x14\n\x0cweight_dtype\x18\x04 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\t\"+\n\x0bRopeScaling\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\x01\"\xa0\x01\n\x0eRopeParameters\x12\x11\n\trope_type\x18\x01 \x01(\t\x12\r\n\x05theta\x18\x02 \x01(\x01\x12\x16\n\x0epartial_factor\x18\x03 \x01(\x01\x12)\n\x07pairing\x18\x04 \x01(\x0e\x32\x18.kvbridge.v1.RopePairing\x12)\n\x07scaling\x18\x05 \x03(\x0b\x32\x18.kvbridge.v1.RopeScaling\"f\n\x10PositionEncoding\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.kvbridge.v1.PositionKind\x12)\n\x04rope\x18\x02 \x01(\x0b\x32\x1b.kvbridge.v1.RopeParameters\"\xe9\x02\n\nLayerGroup\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.kvbridge.v1.LayerKind\x12\x10\n\x08kv_heads\x18\x03 \x01(\r\x12\x12\n\nhead_dim_k\x18\x04 \x01(\r\x12\x12\n\nhead_dim_v\x18\x05 \x01(\r\x12!\n\x05\x64type\x18\x06 \x01(\x0e\x32\x12.kvbridge.v1.Dtype\x12*\n\x05order\x18\x07 \x01(\x0e\x32\x1b.kvbridge.v1.DimensionOrder\x12\x1a\n\rwindow_tokens\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x1e\n\x11stored_tokens_max\x18\t \x01(\rH\x01\x88\x01\x01\x12\x38\n\x11position_encoding\x18\n \x01(\x0b\x32\x1d.kvbridge.v1.PositionEncodingB\x10\n\x0e_window_tokensB\x14\n\x12_stored_tokens_max\"t\n\rCacheGeometry\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.kvbridge.v1.LayerGroup\x12\x1c\n\x14tensor_parallel_rank\x18\x02 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\x03 \x01(\r\"B\n\rTokenSequence\x12\x12\n\npacked_ids\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"3\n\x10PayloadReference\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"=\n\x0c\x46\x61llbackText\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x12\n\x08text_uri\x18\x02 \x01(\tH\x00\x42\t\n\x07\x63ontent\"\x80\x03\n\x0bPayloadSpec\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05model\x18\x02 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12,\n\x08geometry\x18\x03 \x01(\x0b\x32\x1a.kvbridge.v1.CacheGeometry\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x04 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x05 \x01(\r\x12*\n\x06tokens\x18\x06 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequence\x12+\n\x08\x66\x61llback\x18\x07 \x01(\x0b\x32\x19.kvbridge.v1.FallbackText\x12\x33\n\x0c\x64\x65rived_from\x18\x08 \x03(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12)\n\x06linger\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03ttl\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9d\x03\n\x11PayloadDescriptor\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x30\n\treference\x18\x02 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12$\n\x05model\x18\x03 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12,\n\x08geometry\x18\x04 \x01(\x0b\x32\x1a.kvbridge.v1.CacheGeometry\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x05 \x01(\r\x12\x14\n\x0cvalid_length\x18\x06 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x07 \x01(\r\x12*\n\x06tokens\x18\x08 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequence\x12\x33\n\x0c\x64\x65rived_from\x18\t \x03(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12\x15\n\rlayer_digests\x18\n \x03(\x0c\x12+\n\x08verified\x18\x0b \x01(\x0e\x32\x19.kvbridge.v1.Verification\"t\n\x0cSlotLocation\x12\x10\n\x08\x61rena_id\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\x12\x17\n\x0fslot_generation\x18\x05 \x01(\x04*\xe4\x03\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16REASON_PAYLOAD_UNKNOWN\x10\x01\x12\x1a\n\x16REASON_PAYLOAD_EXPIRED\x10\x02\x12\x1c\n\x18REASON_PAYLOAD_NOT_READY\x10\x03\x12\x1a\n\x16REASON_PAYLOAD_CORRUPT\x10\x04\x12\x1c\n\x18REASON_VALUES_NOT_FINITE\x10\x05\x12\x1d\n\x19REASON_FORMAT_UNSUPPORTED\x10\x06\x12\x1c\n\x18REASON_GEOMETRY_MISMATCH\x10\x07\x12\x1f\n\x1bREASON_VALID_LENGTH_INVALID\x10\x08\x12\x1a\n\x16REASON_TOKENS_MISMATCH\x10\t\x12\x1d\n\x19REASON_TOKENIZER_MISMATCH\x10\n\x12!\n\x1dREASON_MODEL_VERSION_MISMATCH\x10\x0b\x12%\n!REASON_POSITION_ENCODING_MISMATCH\x10\x0c\x12\x1b\n\x17REASON_MEMORY_EXHAUSTED\x10\r\x12\x13\n\x0fREASON_DRAINING\x10\x0e\x12\x1d\n\x19REASON_BRIDGE_UNREACHABLE\x10\x0f*X\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT16\x10\x02\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x03*Y\n\tLayerKind\x12\x1a\n\x16LAYER_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14LAYER_KIND_ATTENTION\x10\x01\x12\x16\n\x12LAYER_KIND_SLIDING\x10\x02*c\n\x0e\x44imensionOrder\x12\x1f\n\x1b\x44IMENSION_ORDER_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44IMENSION_ORDER_HND\x10\x01\x12\x17\n\x13\x44IMENSION_ORDER_NHD\x10\x02*y\n\x0cPositionKind\x12\x1d\n\x19POSITION_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12POSITION_KIND_NONE\x10\x01\x12\x1a\n\x16POSITION_KIND_ABSOLUTE\x10\x02\x12\x16\n\x12POSITION_KIND_ROPE\x10\x03*f\n\x0bRopePairing\x12\x1c\n\x18ROPE_PAIRING_UNSPECIFIED\x10\x00\x12\x1b\n\x17ROPE_PAIRING_HALF_SPLIT\x10\x01\x12\x1c\n\x18ROPE_PAIRING_INTERLEAVED\x10\x02*s\n\x0cVerification\x12\x1c\n\x18VERIFICATION_UNSPECIFIED\x10\x00\x12\x15\n\x11VERIFICATION_NONE\x10\x01\x12\x17\n\x13VERIFICATION_DIGEST\x10\x02\x12\x15\n\x11VERIFICATION_FULL\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvbridge/v1/types.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\"k\n\x08ModelTag\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x14\n\x0cweight_dtype\x18\x04 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\t\"\x89\x01\n\nAlignerTag\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12%\n\x06source\x18\x03 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12%\n\x06target\x18\x04 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\"0\n\tMediaItem\x12\x13\n\x0btoken_index\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"+\n\x0bRopeScaling\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\x01\"\xa0\x01\n\x0eRopeParameters\x12\x11\n\trope_type\x18\x01 \x01(\t\x12\r\n\x05theta\x18\x02 \x01(\x01\x12\x16\n\x0epartial_factor\x18\x03 \x01(\x01\x12)\n\x07pairing\x18\x04 \x01(\x0e\x32\x18.kvbridge.v1.RopePairing\x12)\n\x07scaling\x18\x05 \x03(\x0b\x32\x18.kvbridge.v1.RopeScaling\"f\n\x10PositionEncoding\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.kvbridge.v1.PositionKind\x12)\n\x04rope\x18\x02 \x01(\x0b\x32\x1b.kvbridge.v1.RopeParameters\"\x8d\x03\n\nLayerGroup\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.kvbridge.v1.LayerKind\x12\x10\n\x08kv_heads\x18\x03 \x01(\r\x12\x12\n\nhead_dim_k\x18\x04 \x01(\r\x12\x12\n\nhead_dim_v\x18\x05 \x01(\r\x12!\n\x05\x64type\x18\x06 \x01(\x0e\x32\x12.kvbridge.v1.Dtype\x12*\n\x05order\x18\x07 \x01(\x0e\x32\x1b.kvbridge.v1.DimensionOrder\x12\x1a\n\rwindow_tokens\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x1e\n\x11stored_tokens_max\x18\t \x01(\rH\x01\x88\x01\x01\x12\x38\n\x11position_encoding\x18\n \x01(\x0b\x32\x1d.kvbridge.v1.PositionEncoding\x12\x10\n\x08k_scales\x18\x0b \x03(\x02\x12\x10\n\x08v_scales\x18\x0c \x03(\x02\x42\x10\n\x0e_window_tokensB\x14\n\x12_stored_tokens_max\"t\n\rCacheGeometry\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.kvbridge.v1.LayerGroup\x12\x1c\n\x14tensor_parallel_rank\x18\x02 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\x03 \x01(\r\"B\n\rTokenSequence\x12\x12\n\npacked_ids\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"3\n\x10PayloadReference\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"N\n\x0c\x46\x61llbackText\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x12\n\x08text_uri\x18\x02 \x01(\tH\x00\x12\x0f\n\x07summary\x18\x03 \x01(\tB\t\n\x07\x63ontent\"\xd1\x03\n\x0bPayloadSpec\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05model\x18\x02 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12,\n\x08geometry\x18\x03 \x01(\x0b\x32\x1a.kvbridge.v1.CacheGeometry\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x04 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x05 \x01(\r\x12*\n\x06tokens\x18\x06 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequence\x12+\n\x08\x66\x61llback\x18\x07 \x01(\x0b\x32\x19.kvbridge.v1.FallbackText\x12\x33\n\x0c\x64\x65rived_from\x18\x08 \x03(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12)\n\x06linger\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03ttl\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x07\x61ligner\x18\x0b \x01(\x0b\x32\x17.kvbridge.v1.AlignerTag\x12%\n\x05media\x18\x0c \x03(\x0b\x32\x16.kvbridge.v1.MediaItem\"\xee\x03\n\x11PayloadDescriptor\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x30\n\treference\x18\x02 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12$\n\x05model\x18\x03 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12,\n\x08geometry\x18\x04 \x01(\x0b\x32\x1a.kvbridge.v1.CacheGeometry\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x05 \x01(\r\x12\x14\n\x0cvalid_length\x18\x06 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x07 \x01(\r\x12*\n\x06tokens\x18\x08 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequence\x12\x33\n\x0c\x64\x65rived_from\x18\t \x03(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12\x15\n\rlayer_digests\x18\n \x03(\x0c\x12+\n\x08verified\x18\x0b \x01(\x0e\x32\x19.kvbridge.v1.Verification\x12(\n\x07\x61ligner\x18\x0c \x01(\x0b\x32\x17.kvbridge.v1.AlignerTag\x12%\n\x05media\x18\r \x03(\x0b\x32\x16.kvbridge.v1.MediaItem\"t\n\x0cSlotLocation\x12\x10\n\x08\x61rena_id\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\x12\x17\n\x0fslot_generation\x18\x05 \x01(\x04*\xc4\x06\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16REASON_PAYLOAD_UNKNOWN\x10\x01\x12\x1a\n\x16REASON_PAYLOAD_EXPIRED\x10\x02\x12\x1c\n\x18REASON_PAYLOAD_NOT_READY\x10\x03\x12\x1a\n\x16REASON_PAYLOAD_CORRUPT\x10\x04\x12\x1c\n\x18REASON_VALUES_NOT_FINITE\x10\x05\x12\x1d\n\x19REASON_FORMAT_UNSUPPORTED\x10\x06\x12\x1c\n\x18REASON_GEOMETRY_MISMATCH\x10\x07\x12\x1f\n\x1bREASON_VALID_LENGTH_INVALID\x10\x08\x12\x1a\n\x16REASON_TOKENS_MISMATCH\x10\t\x12\x1d\n\x19REASON_TOKENIZER_MISMATCH\x10\n\x12!\n\x1dREASON_MODEL_VERSION_MISMATCH\x10\x0b\x12%\n!REASON_POSITION_ENCODING_MISMATCH\x10\x0c\x12\x1b\n\x17REASON_MEMORY_EXHAUSTED\x10\r\x12\x13\n\x0fREASON_DRAINING\x10\x0e\x12\x1d\n\x19REASON_BRIDGE_UNREACHABLE\x10\x0f\x12\x1a\n\x16REASON_ALIGNER_MISSING\x10\x10\x12#\n\x1fREASON_ALIGNER_VERSION_MISMATCH\x10\x11\x12#\n\x1fREASON_ALIGNMENT_ERROR_EXCEEDED\x10\x12\x12 \n\x1cREASON_PROBE_BELOW_THRESHOLD\x10\x13\x12\x1b\n\x17REASON_TOO_SHORT_TO_PAY\x10\x14\x12\x19\n\x15REASON_DEPTH_EXCEEDED\x10\x15\x12\x14\n\x10REASON_ROUTE_OFF\x10\x16\x12\x19\n\x15REASON_CANARY_HOLDOUT\x10\x17\x12\x16\n\x12REASON_QUARANTINED\x10\x18\x12\x1b\n\x17REASON_TRANSFER_TIMEOUT\x10\x19\x12\x1a\n\x16REASON_TRANSFER_FAILED\x10\x1a\x12\x1c\n\x18REASON_OWNER_UNREACHABLE\x10\x1b*X\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT16\x10\x02\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x03*Y\n\tLayerKind\x12\x1a\n\x16LAYER_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14LAYER_KIND_ATTENTION\x10\x01\x12\x16\n\x12LAYER_KIND_SLIDING\x10\x02*c\n\x0e\x44imensionOrder\x12\x1f\n\x1b\x44IMENSION_ORDER_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44IMENSION_ORDER_HND\x10\x01\x12\x17\n\x13\x44IMENSION_ORDER_NHD\x10\x02*y\n\x0cPositionKind\x12\x1d\n\x19POSITION_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12POSITION_KIND_NONE\x10\x01\x12\x1a\n\x16POSITION_KIND_ABSOLUTE\x10\x02\x12\x16\n\x12POSITION_KIND_ROPE\x10\x03*f\n\x0bRopePairing\x12\x1c\n\x18ROPE_PAIRING_UNSPECIFIED\x10\x00\x12\x1b\n\x17ROPE_PAIRING_HALF_SPLIT\x10\x01\x12\x1c\n\x18ROPE_PAIRING_INTERLEAVED\x10\x02*s\n\x0cVerification\x12\x1c\n\x18VERIFICATION_UNSPECIFIED\x10\x00\x12\x15\n\x11VERIFICATION_NONE\x10\x01\x12\x17\n\x13VERIFICATION_DIGEST\x10\x02\x12\x15\n\x11VERIFICATION_FULL\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvbridge.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REASON']._serialized_start=2081
-  _globals['_REASON']._serialized_end=2565
-  _globals['_DTYPE']._serialized_start=2567
-  _globals['_DTYPE']._serialized_end=2655
-  _globals['_LAYERKIND']._serialized_start=2657
-  _globals['_LAYERKIND']._serialized_end=2746
-  _globals['_DIMENSIONORDER']._serialized_start=2748
-  _globals['_DIMENSIONORDER']._serialized_end=2847
-  _globals['_POSITIONKIND']._serialized_start=2849
-  _globals['_POSITIONKIND']._serialized_end=2970
-  _globals['_ROPEPAIRING']._serialized_start=2972
-  _globals['_ROPEPAIRING']._serialized_end=3074
-  _globals['_VERIFICATION']._serialized_start=3076
-  _globals['_VERIFICATION']._serialized_end=3191
+  _globals['_REASON']._serialized_start=2486
+  _globals['_REASON']._serialized_end=3322
+  _globals['_DTYPE']._serialized_start=3324
+  _globals['_DTYPE']._serialized_end=3412
+  _globals['_LAYERKIND']._serialized_start=3414
+  _globals['_LAYERKIND']._serialized_end=3503
+  _globals['_DIMENSIONORDER']._serialized_start=3505
+  _globals['_DIMENSIONORDER']._serialized_end=3604
+  _globals['_POSITIONKIND']._serialized_start=3606
+  _globals['_POSITIONKIND']._serialized_end=3727
+  _globals['_ROPEPAIRING']._serialized_start=3729
+  _globals['_ROPEPAIRING']._serialized_end=3831
+  _globals['_VERIFICATION']._serialized_start=3833
+  _globals['_VERIFICATION']._serialized_end=3948
   _globals['_MODELTAG']._serialized_start=72
   _globals['_MODELTAG']._serialized_end=179
-  _globals['_ROPESCALING']._serialized_start=181
-  _globals['_ROPESCALING']._serialized_end=224
-  _globals['_ROPEPARAMETERS']._serialized_start=227
-  _globals['_ROPEPARAMETERS']._serialized_end=387
-  _globals['_POSITIONENCODING']._serialized_start=389
-  _globals['_POSITIONENCODING']._serialized_end=491
-  _globals['_LAYERGROUP']._serialized_start=494
-  _globals['_LAYERGROUP']._serialized_end=855
-  _globals['_CACHEGEOMETRY']._serialized_start=857
-  _globals['_CACHEGEOMETRY']._serialized_end=973
-  _globals['_TOKENSEQUENCE']._serialized_start=975
-  _globals['_TOKENSEQUENCE']._serialized_end=1041
-  _globals['_PAYLOADREFERENCE']._serialized_start=1043
-  _globals['_PAYLOADREFERENCE']._serialized_end=1094
-  _globals['_FALLBACKTEXT']._serialized_start=1096
-  _globals['_FALLBACKTEXT']._serialized_end=1157
-  _globals['_PAYLOADSPEC']._serialized_start=1160
-  _globals['_PAYLOADSPEC']._serialized_end=1544
-  _globals['_PAYLOADDESCRIPTOR']._serialized_start=1547
-  _globals['_PAYLOADDESCRIPTOR']._serialized_end=1960
-  _globals['_SLOTLOCATION']._serialized_start=1962
-  _globals['_SLOTLOCATION']._serialized_end=2078
+  _globals['_ALIGNERTAG']._serialized_start=182
+  _globals['_ALIGNERTAG']._serialized_end=319
+  _globals['_MEDIAITEM']._serialized_start=321
+  _globals['_MEDIAITEM']._serialized_end=369
+  _globals['_ROPESCALING']._serialized_start=371
+  _globals['_ROPESCALING']._serialized_end=414
+  _globals['_ROPEPARAMETERS']._serialized_start=417
+  _globals['_ROPEPARAMETERS']._serialized_end=577
+  _globals['_POSITIONENCODING']._serialized_start=579
+  _globals['_POSITIONENCODING']._serialized_end=681
+  _globals['_LAYERGROUP']._serialized_start=684
+  _globals['_LAYERGROUP']._serialized_end=1081
+  _globals['_CACHEGEOMETRY']._serialized_start=1083
+  _globals['_CACHEGEOMETRY']._serialized_end=1199
+  _globals['_TOKENSEQUENCE']._serialized_start=1201
+  _globals['_TOKENSEQUENCE']._serialized_end=1267
+  _globals['_PAYLOADREFERENCE']._serialized_start=1269
+  _globals['_PAYLOADREFERENCE']._serialized_end=1320
+  _globals['_FALLBACKTEXT']._serialized_start=1322
+  _globals['_FALLBACKTEXT']._serialized_end=1400
+  _globals['_PAYLOADSPEC']._serialized_start=1403
+  _globals['_PAYLOADSPEC']._serialized_end=1868
+  _globals['_PAYLOADDESCRIPTOR']._serialized_start=1871
+  _globals['_PAYLOADDESCRIPTOR']._serialized_end=2365
+  _globals['_SLOTLOCATION']._serialized_start=2367
+  _globals['_SLOTLOCATION']._serialized_end=2483
 # @@protoc_insertion_point(module_scope)

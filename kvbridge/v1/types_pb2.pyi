@@ -58,6 +58,30 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The node is shutting down."""
     REASON_BRIDGE_UNREACHABLE: _Reason.ValueType  # 15
     """Made by client libraries alone: the bridge did not answer."""
+    REASON_ALIGNER_MISSING: _Reason.ValueType  # 16
+    """The aligner that was named, or that the two models need, is not in the catalog."""
+    REASON_ALIGNER_VERSION_MISMATCH: _Reason.ValueType  # 17
+    """The aligner is bound to another version of source, target or itself, or is not validated for them."""
+    REASON_ALIGNMENT_ERROR_EXCEEDED: _Reason.ValueType  # 18
+    """The aligner's measured error, or the share of in-domain data behind it, is not what the route accepts."""
+    REASON_PROBE_BELOW_THRESHOLD: _Reason.ValueType  # 19
+    """The cached values do not belong to the declared tokens under the declared model version."""
+    REASON_TOO_SHORT_TO_PAY: _Reason.ValueType  # 20
+    """The transfer would cost more than the prefill that it saves."""
+    REASON_DEPTH_EXCEEDED: _Reason.ValueType  # 21
+    """The chain of handoffs, or the row of cached segments, is longer than the route allows."""
+    REASON_ROUTE_OFF: _Reason.ValueType  # 22
+    """The route, its breaker or the kill switch is off, or the route only shadows."""
+    REASON_CANARY_HOLDOUT: _Reason.ValueType  # 23
+    """The route is a canary and this conversation is not among those that try it."""
+    REASON_QUARANTINED: _Reason.ValueType  # 24
+    """The payload, its model or aligner version, or a payload that it derives from is quarantined."""
+    REASON_TRANSFER_TIMEOUT: _Reason.ValueType  # 25
+    """The bytes could not be there, or be checked, before the caller's deadline."""
+    REASON_TRANSFER_FAILED: _Reason.ValueType  # 26
+    """The bytes did not arrive whole."""
+    REASON_OWNER_UNREACHABLE: _Reason.ValueType  # 27
+    """The node that owns the payload did not answer."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Why a consumer is told to take the text."""
@@ -94,6 +118,30 @@ REASON_DRAINING: Reason.ValueType  # 14
 """The node is shutting down."""
 REASON_BRIDGE_UNREACHABLE: Reason.ValueType  # 15
 """Made by client libraries alone: the bridge did not answer."""
+REASON_ALIGNER_MISSING: Reason.ValueType  # 16
+"""The aligner that was named, or that the two models need, is not in the catalog."""
+REASON_ALIGNER_VERSION_MISMATCH: Reason.ValueType  # 17
+"""The aligner is bound to another version of source, target or itself, or is not validated for them."""
+REASON_ALIGNMENT_ERROR_EXCEEDED: Reason.ValueType  # 18
+"""The aligner's measured error, or the share of in-domain data behind it, is not what the route accepts."""
+REASON_PROBE_BELOW_THRESHOLD: Reason.ValueType  # 19
+"""The cached values do not belong to the declared tokens under the declared model version."""
+REASON_TOO_SHORT_TO_PAY: Reason.ValueType  # 20
+"""The transfer would cost more than the prefill that it saves."""
+REASON_DEPTH_EXCEEDED: Reason.ValueType  # 21
+"""The chain of handoffs, or the row of cached segments, is longer than the route allows."""
+REASON_ROUTE_OFF: Reason.ValueType  # 22
+"""The route, its breaker or the kill switch is off, or the route only shadows."""
+REASON_CANARY_HOLDOUT: Reason.ValueType  # 23
+"""The route is a canary and this conversation is not among those that try it."""
+REASON_QUARANTINED: Reason.ValueType  # 24
+"""The payload, its model or aligner version, or a payload that it derives from is quarantined."""
+REASON_TRANSFER_TIMEOUT: Reason.ValueType  # 25
+"""The bytes could not be there, or be checked, before the caller's deadline."""
+REASON_TRANSFER_FAILED: Reason.ValueType  # 26
+"""The bytes did not arrive whole."""
+REASON_OWNER_UNREACHABLE: Reason.ValueType  # 27
+"""The node that owns the payload did not answer."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _Dtype:
@@ -291,6 +339,74 @@ class ModelTag(_message.Message):
 Global___ModelTag: _TypeAlias = ModelTag  # noqa: Y015
 
 @_typing.final
+class AlignerTag(_message.Message):
+    """The version of a map from one model's cache to another's. It is bound to exact versions of both."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Required. The aligner's name, for people."""
+    version: _builtins.str
+    """Required. Its version."""
+    digest: _builtins.str
+    """Required. A digest of its parameters."""
+    @_builtins.property
+    def source(self) -> Global___ModelTag:
+        """Required. The model whose caches it takes."""
+
+    @_builtins.property
+    def target(self) -> Global___ModelTag:
+        """Required. The model whose caches it makes."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+        source: Global___ModelTag | None = ...,
+        target: Global___ModelTag | None = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "source", b"source", "target", b"target", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlignerTag: _TypeAlias = AlignerTag  # noqa: Y015
+
+@_typing.final
+class MediaItem(_message.Message):
+    """Something other than text that stands in a prompt: an image, a sound."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_INDEX_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    token_index: _builtins.int
+    """Index of the first placeholder token, counted from the payload's first token."""
+    digest: _builtins.bytes
+    """Required. SHA-256 over the content as the model sees it."""
+    def __init__(
+        self,
+        *,
+        token_index: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "token_index", b"token_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MediaItem: _TypeAlias = MediaItem  # noqa: Y015
+
+@_typing.final
 class RopeScaling(_message.Message):
     """One named parameter of a rope scaling scheme."""
 
@@ -402,6 +518,8 @@ class LayerGroup(_message.Message):
     WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
     STORED_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     POSITION_ENCODING_FIELD_NUMBER: _builtins.int
+    K_SCALES_FIELD_NUMBER: _builtins.int
+    V_SCALES_FIELD_NUMBER: _builtins.int
     kind: Global___LayerKind.ValueType
     """Required. What each layer keeps."""
     kv_heads: _builtins.int
@@ -426,6 +544,14 @@ class LayerGroup(_message.Message):
     def position_encoding(self) -> Global___PositionEncoding:
         """Required. How positions enter these layers' keys."""
 
+    @_builtins.property
+    def k_scales(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """What stored keys are multiplied by, one number for each layer; empty if they are stored as they are."""
+
+    @_builtins.property
+    def v_scales(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The same for values."""
+
     def __init__(
         self,
         *,
@@ -439,10 +565,12 @@ class LayerGroup(_message.Message):
         window_tokens: _builtins.int | None = ...,
         stored_tokens_max: _builtins.int | None = ...,
         position_encoding: Global___PositionEncoding | None = ...,
+        k_scales: _abc.Iterable[_builtins.float] | None = ...,
+        v_scales: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stored_tokens_max", b"_stored_tokens_max", "_window_tokens", b"_window_tokens", "position_encoding", b"position_encoding", "stored_tokens_max", b"stored_tokens_max", "window_tokens", b"window_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stored_tokens_max", b"_stored_tokens_max", "_window_tokens", b"_window_tokens", "dtype", b"dtype", "head_dim_k", b"head_dim_k", "head_dim_v", b"head_dim_v", "kind", b"kind", "kv_heads", b"kv_heads", "layers", b"layers", "order", b"order", "position_encoding", b"position_encoding", "stored_tokens_max", b"stored_tokens_max", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stored_tokens_max", b"_stored_tokens_max", "_window_tokens", b"_window_tokens", "dtype", b"dtype", "head_dim_k", b"head_dim_k", "head_dim_v", b"head_dim_v", "k_scales", b"k_scales", "kind", b"kind", "kv_heads", b"kv_heads", "layers", b"layers", "order", b"order", "position_encoding", b"position_encoding", "stored_tokens_max", b"stored_tokens_max", "v_scales", b"v_scales", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stored_tokens_max: _TypeAlias = _typing.Literal["stored_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__stored_tokens_max: _TypeAlias = _typing.Literal["_stored_tokens_max", b"_stored_tokens_max"]  # noqa: Y015
@@ -551,19 +679,23 @@ class FallbackText(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     TEXT_URI_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text itself."""
     text_uri: _builtins.str
     """Where the text is."""
+    summary: _builtins.str
+    """The producer's summary of the text, for consumers that hand on a long history; empty if it gave none."""
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         text_uri: _builtins.str = ...,
+        summary: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "text_uri", b"text_uri"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "text_uri", b"text_uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "summary", b"summary", "text", b"text", "text_uri", b"text_uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "text_uri"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
@@ -587,6 +719,8 @@ class PayloadSpec(_message.Message):
     DERIVED_FROM_FIELD_NUMBER: _builtins.int
     LINGER_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
+    ALIGNER_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Required. Name under which consumers ask."""
     capacity_tokens: _builtins.int
@@ -621,6 +755,14 @@ class PayloadSpec(_message.Message):
     def ttl(self) -> _duration_pb2.Duration:
         """How long after commit it may be acquired at most; absent for the node's default."""
 
+    @_builtins.property
+    def aligner(self) -> Global___AlignerTag:
+        """The aligner that was applied to the cache already; absent if it is as its model made it."""
+
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[Global___MediaItem]:
+        """What is not text in the prompt, in order."""
+
     def __init__(
         self,
         *,
@@ -634,10 +776,12 @@ class PayloadSpec(_message.Message):
         derived_from: _abc.Iterable[Global___PayloadReference] | None = ...,
         linger: _duration_pb2.Duration | None = ...,
         ttl: _duration_pb2.Duration | None = ...,
+        aligner: Global___AlignerTag | None = ...,
+        media: _abc.Iterable[Global___MediaItem] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "geometry", b"geometry", "linger", b"linger", "model", b"model", "tokens", b"tokens", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "fallback", b"fallback", "geometry", b"geometry", "linger", b"linger", "model", b"model", "tokens", b"tokens", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "derived_from", b"derived_from", "fallback", b"fallback", "first_position", b"first_position", "geometry", b"geometry", "key", b"key", "linger", b"linger", "model", b"model", "tokens", b"tokens", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "capacity_tokens", b"capacity_tokens", "derived_from", b"derived_from", "fallback", b"fallback", "first_position", b"first_position", "geometry", b"geometry", "key", b"key", "linger", b"linger", "media", b"media", "model", b"model", "tokens", b"tokens", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -660,6 +804,8 @@ class PayloadDescriptor(_message.Message):
     DERIVED_FROM_FIELD_NUMBER: _builtins.int
     LAYER_DIGESTS_FIELD_NUMBER: _builtins.int
     VERIFIED_FIELD_NUMBER: _builtins.int
+    ALIGNER_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of slot layout and digest."""
     capacity_tokens: _builtins.int
@@ -694,6 +840,14 @@ class PayloadDescriptor(_message.Message):
     def layer_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """XXH3-128 of each layer's canonical bytes, in layer order; empty if not digested."""
 
+    @_builtins.property
+    def aligner(self) -> Global___AlignerTag:
+        """The aligner that was applied to the cache already; absent if it is as its model made it."""
+
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[Global___MediaItem]:
+        """What is not text in the prompt, in order."""
+
     def __init__(
         self,
         *,
@@ -708,10 +862,12 @@ class PayloadDescriptor(_message.Message):
         derived_from: _abc.Iterable[Global___PayloadReference] | None = ...,
         layer_digests: _abc.Iterable[_builtins.bytes] | None = ...,
         verified: Global___Verification.ValueType = ...,
+        aligner: Global___AlignerTag | None = ...,
+        media: _abc.Iterable[Global___MediaItem] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["geometry", b"geometry", "model", b"model", "reference", b"reference", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "geometry", b"geometry", "model", b"model", "reference", b"reference", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "derived_from", b"derived_from", "first_position", b"first_position", "format_version", b"format_version", "geometry", b"geometry", "layer_digests", b"layer_digests", "model", b"model", "reference", b"reference", "tokens", b"tokens", "valid_length", b"valid_length", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "capacity_tokens", b"capacity_tokens", "derived_from", b"derived_from", "first_position", b"first_position", "format_version", b"format_version", "geometry", b"geometry", "layer_digests", b"layer_digests", "media", b"media", "model", b"model", "reference", b"reference", "tokens", b"tokens", "valid_length", b"valid_length", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
