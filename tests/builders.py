@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -19,7 +20,8 @@ from kvbridge.core.geometry import (
     RopePairing,
     RopeParameters,
 )
-from kvbridge.core.tags import ModelTag
+from kvbridge.core.media import MediaItem
+from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.core.tokens import TokenSequence
 
 ROPE = PositionEncoding(kind=PositionKind.ROPE, rope=RopeParameters(theta=10_000.0))
@@ -109,7 +111,14 @@ def layer_groups(draw: st.DrawFn, layers: tuple[int, ...]) -> LayerGroup:
         window_tokens=window,
         stored_tokens_max=None if window is None else draw(st.integers(1, window)),
         position_encoding=draw(position_encodings),
+        k_scales=draw(_scales(len(layers))),
+        v_scales=draw(_scales(len(layers))),
     )
+
+
+def _scales(count: int) -> st.SearchStrategy[tuple[float, ...]]:
+    scale = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+    return st.one_of(st.just(()), st.lists(scale, min_size=count, max_size=count).map(tuple))
 
 
 @st.composite
@@ -129,10 +138,22 @@ token_sequences = st.binary(min_size=1, max_size=30).map(lambda raw: TokenSequen
 fallbacks = st.one_of(
     st.just(FallbackText()),
     st.builds(FallbackText, text=st.text(max_size=50)),
+    st.builds(FallbackText, text=st.text(max_size=50), summary=st.text(min_size=1, max_size=50)),
     st.builds(FallbackText, text_uri=st.text(max_size=50)),
 )
 references = st.builds(PayloadReference, key=names, generation=st.integers(0, 2**64 - 1))
 durations = st.one_of(st.none(), st.integers(0, 1000).map(float))
+media = st.lists(st.integers(0, 29), max_size=3, unique=True).map(
+    lambda indices: tuple(MediaItem(token_index=index, digest=bytes([index]) * 32) for index in sorted(indices))
+)
+aligners = st.builds(AlignerTag, name=names, version=names, source=model_tags, target=model_tags, digest=names)
+
+
+def _with_aligner(spec: PayloadSpec) -> st.SearchStrategy[PayloadSpec]:
+    aligned = aligners.map(lambda tag: replace(spec, aligner=replace(tag, source=spec.model)))
+    return st.one_of(st.just(spec), aligned)
+
+
 specs = st.builds(
     PayloadSpec,
     key=names,
@@ -145,4 +166,5 @@ specs = st.builds(
     derived_from=st.lists(references, max_size=3).map(tuple),
     linger_seconds=durations,
     ttl_seconds=durations,
-)
+    media=media,
+).flatmap(_with_aligner)

@@ -8,7 +8,8 @@ from enum import StrEnum, unique
 
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.geometry import TOKENS_MAX, CacheGeometry
-from kvbridge.core.tags import ModelTag
+from kvbridge.core.media import MediaItem, check_media
+from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.core.tokens import TokenSequence
 
 FORMAT_VERSION = 1
@@ -64,6 +65,8 @@ class FallbackText:
     """The text itself."""
     text_uri: str | None = None
     """Where the text is, if it is not here."""
+    summary: str | None = None
+    """The producer's summary of the text, for consumers that hand on a long history."""
 
     def __post_init__(self) -> None:
         """Refuse two texts at once and texts over the limits.
@@ -75,6 +78,8 @@ class FallbackText:
             raise InvalidFieldError("fallback", "holds both a text and a text URI")
         if self.text is not None and _utf8_bytes("fallback.text", self.text) > TEXT_BYTES_MAX:
             raise InvalidFieldError("fallback.text", f"is over {TEXT_BYTES_MAX} bytes; give a text URI instead")
+        if self.summary is not None and _utf8_bytes("fallback.summary", self.summary) > TEXT_BYTES_MAX:
+            raise InvalidFieldError("fallback.summary", f"is over {TEXT_BYTES_MAX} bytes")
         if self.text_uri is not None and _utf8_bytes("fallback.text_uri", self.text_uri) > TEXT_URI_BYTES_MAX:
             raise InvalidFieldError("fallback.text_uri", f"is over {TEXT_URI_BYTES_MAX} bytes")
 
@@ -103,6 +108,10 @@ class PayloadSpec:
     """How long the payload stays when nobody references it; absent for the node's default."""
     ttl_seconds: float | None = None
     """How long after commit the payload may be acquired at most; absent for the node's default."""
+    aligner: AlignerTag | None = None
+    """The aligner that was applied to the cache already; absent if it is as its model made it."""
+    media: tuple[MediaItem, ...] = ()
+    """What is not text in the prompt, in order."""
 
     def __post_init__(self) -> None:
         """Refuse what no payload can be.
@@ -123,6 +132,9 @@ class PayloadSpec:
             )
         _check_duration("linger_seconds", self.linger_seconds)
         _check_duration("ttl_seconds", self.ttl_seconds)
+        check_media(self.media, tokens_max=self.capacity_tokens)
+        if self.aligner is not None and self.aligner.source != self.model:
+            raise InvalidFieldError("aligner.source", "must be the model that computed the cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +163,15 @@ class PayloadDescriptor:
     """XXH3-128 of each layer's canonical bytes, in layer order; empty if the node did not digest them."""
     verified: Verification
     """How far the bytes were checked at commit."""
+    aligner: AlignerTag | None = None
+    """The aligner that was applied to the cache already; absent if it is as its model made it."""
+    media: tuple[MediaItem, ...] = ()
+    """What is not text among the valid tokens, in order."""
+
+    @property
+    def speaks_to(self) -> ModelTag:
+        """Return the model that can read the cache: the one that computed it, or the one that it was aligned to."""
+        return self.model if self.aligner is None else self.aligner.target
 
 
 def seal(
@@ -189,6 +210,8 @@ def seal(
         derived_from=spec.derived_from,
         layer_digests=layer_digests,
         verified=verification,
+        aligner=spec.aligner,
+        media=tuple(item for item in spec.media if item.token_index < length),
     )
 
 

@@ -157,6 +157,10 @@ class LayerGroup:
     """The most recent tokens that a `SLIDING` layer keeps, at most `window_tokens`; present exactly for `SLIDING`."""
     position_encoding: PositionEncoding
     """How positions enter these layers' keys."""
+    k_scales: tuple[float, ...] = ()
+    """What stored keys are multiplied by, one number for each layer; empty if they are stored as they are."""
+    v_scales: tuple[float, ...] = ()
+    """The same for values."""
 
     def __post_init__(self) -> None:
         """Refuse shapes that no model has and sizes that would overflow.
@@ -177,6 +181,13 @@ class LayerGroup:
         _require_range("geometry.groups.head_dim_k", self.head_dim_k, 1, HEAD_DIM_MAX)
         _require_range("geometry.groups.head_dim_v", self.head_dim_v, 1, HEAD_DIM_MAX)
         self._check_window()
+        for name in ("k_scales", "v_scales"):
+            self._check_scales(name, getattr(self, name))
+
+    def _check_scales(self, name: str, scales: tuple[float, ...]) -> None:
+        field_name = f"geometry.groups.{name}"
+        _require(len(scales) in {0, len(self.layers)}, field_name, "must hold one number for each layer, or none")
+        _require(all(math.isfinite(scale) and scale > 0 for scale in scales), field_name, "must be finite and positive")
 
     def _check_window(self) -> None:
         if self.kind is LayerKind.ATTENTION:

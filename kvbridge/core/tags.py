@@ -1,4 +1,7 @@
-"""Version tags: who computed a cache. Two tags are the same version only if every field is equal."""
+"""Version tags: who computed a cache, and what mapped it to another model.
+
+Two tags are the same version only if every field is equal.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,45 @@ class ModelTag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlignerTag:
+    """The version of a map from one model's cache to another's, bound to exact versions of both."""
+
+    name: str
+    """The aligner's name, for people; not empty."""
+    version: str
+    """Its version; not empty."""
+    source: ModelTag
+    """The model whose caches it takes."""
+    target: ModelTag
+    """The model whose caches it makes."""
+    digest: str
+    """A digest of its parameters; not empty."""
+
+    def __post_init__(self) -> None:
+        """Refuse what could make two different versions look equal.
+
+        Raises:
+            InvalidFieldError: a field is empty, too long or holds control characters.
+        """
+        for name in ("name", "version", "digest"):
+            _check_tag_field(name, getattr(self, name), may_be_empty=False, tag="aligner")
+
+    def differences(self, other: AlignerTag) -> tuple[TagDifference, ...]:
+        """Return the fields in which `other` differs, those of source and target by their path."""
+        own = tuple(
+            TagDifference(field=name, expected=getattr(self, name), found=getattr(other, name))
+            for name in ("name", "version", "digest")
+            if getattr(self, name) != getattr(other, name)
+        )
+        bound = tuple(
+            TagDifference(field=f"{side}.{difference.field}", expected=difference.expected, found=difference.found)
+            for side in ("source", "target")
+            for difference in getattr(self, side).differences(getattr(other, side))
+        )
+        return own + bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TagDifference:
     """One field in which two tags differ."""
 
@@ -59,14 +101,14 @@ class TagDifference:
         return f"{self.field}: consumer has {self.expected!r}, payload has {self.found!r}"
 
 
-def _check_tag_field(name: str, value: object, *, may_be_empty: bool) -> None:
+def _check_tag_field(name: str, value: object, *, may_be_empty: bool, tag: str = "model") -> None:
     if not isinstance(value, str):
-        raise InvalidFieldError(f"model.{name}", f"must be a string, got {type(value).__name__}")
+        raise InvalidFieldError(f"{tag}.{name}", f"must be a string, got {type(value).__name__}")
     if not value and not may_be_empty:
-        raise InvalidFieldError(f"model.{name}", "must not be empty")
+        raise InvalidFieldError(f"{tag}.{name}", "must not be empty")
     if len(value) > TAG_FIELD_CHARACTERS_MAX:
         raise InvalidFieldError(
-            f"model.{name}", f"is {len(value)} characters long; at most {TAG_FIELD_CHARACTERS_MAX} are allowed"
+            f"{tag}.{name}", f"is {len(value)} characters long; at most {TAG_FIELD_CHARACTERS_MAX} are allowed"
         )
     if not value.isprintable():
-        raise InvalidFieldError(f"model.{name}", "holds characters that do not print")
+        raise InvalidFieldError(f"{tag}.{name}", "holds characters that do not print")

@@ -20,15 +20,26 @@ from kvbridge.wire.payloads import (
     encode_spec,
     encode_verification,
 )
-from kvbridge.wire.tags import decode_model_tag, decode_reason, encode_model_tag, encode_reason
+from kvbridge.wire.tags import (
+    decode_aligner_tag,
+    decode_media,
+    decode_model_tag,
+    decode_reason,
+    encode_aligner_tag,
+    encode_media,
+    encode_model_tag,
+    encode_reason,
+)
 from kvbridge.wire.tokens import decode_tokens, encode_tokens
 
 __all__ = [
     "Seal",
+    "decode_aligner_tag",
     "decode_descriptor",
     "decode_duration",
     "decode_fallback",
     "decode_geometry",
+    "decode_media",
     "decode_model_tag",
     "decode_reason",
     "decode_reference",
@@ -36,10 +47,12 @@ __all__ = [
     "decode_spec",
     "decode_tokens",
     "decode_verification",
+    "encode_aligner_tag",
     "encode_descriptor",
     "encode_duration",
     "encode_fallback",
     "encode_geometry",
+    "encode_media",
     "encode_model_tag",
     "encode_reason",
     "encode_reference",

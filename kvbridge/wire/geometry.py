@@ -72,6 +72,8 @@ def _encode_group(group: LayerGroup) -> pb.LayerGroup:
         window_tokens=group.window_tokens,
         stored_tokens_max=group.stored_tokens_max,
         position_encoding=_encode_position(group.position_encoding),
+        k_scales=group.k_scales,
+        v_scales=group.v_scales,
     )
 
 
@@ -89,6 +91,8 @@ def _decode_group(message: pb.LayerGroup) -> LayerGroup:
         window_tokens=message.window_tokens if message.HasField("window_tokens") else None,
         stored_tokens_max=message.stored_tokens_max if message.HasField("stored_tokens_max") else None,
         position_encoding=_decode_position(message.position_encoding),
+        k_scales=tuple(message.k_scales),
+        v_scales=tuple(message.v_scales),
     )
 
 

@@ -20,7 +20,14 @@ from kvbridge.v1.handoff_service_pb2 import PayloadSeal
 from kvbridge.wire.durations import decode_duration, encode_duration
 from kvbridge.wire.enums import EnumCodec
 from kvbridge.wire.geometry import decode_geometry, encode_geometry
-from kvbridge.wire.tags import decode_model_tag, encode_model_tag
+from kvbridge.wire.tags import (
+    decode_aligner_tag,
+    decode_media,
+    decode_model_tag,
+    encode_aligner_tag,
+    encode_media,
+    encode_model_tag,
+)
 from kvbridge.wire.tokens import decode_tokens, encode_tokens
 
 _VERIFICATIONS = EnumCodec(Verification, dict(pb.Verification.items()), "VERIFICATION_")
@@ -75,9 +82,12 @@ def decode_reference(message: pb.PayloadReference) -> PayloadReference:
 
 def encode_fallback(fallback: FallbackText) -> pb.FallbackText:
     """Return `fallback` as a message."""
+    message = pb.FallbackText(summary=fallback.summary or "")
     if fallback.text is not None:
-        return pb.FallbackText(text=fallback.text)
-    return pb.FallbackText() if fallback.text_uri is None else pb.FallbackText(text_uri=fallback.text_uri)
+        message.text = fallback.text
+    elif fallback.text_uri is not None:
+        message.text_uri = fallback.text_uri
+    return message
 
 
 def decode_fallback(message: pb.FallbackText) -> FallbackText:
@@ -90,6 +100,7 @@ def decode_fallback(message: pb.FallbackText) -> FallbackText:
     return FallbackText(
         text=message.text if content == "text" else None,
         text_uri=message.text_uri if content == "text_uri" else None,
+        summary=message.summary or None,
     )
 
 
@@ -106,6 +117,8 @@ def encode_spec(spec: PayloadSpec) -> pb.PayloadSpec:
         derived_from=[encode_reference(reference) for reference in spec.derived_from],
         linger=None if spec.linger_seconds is None else encode_duration(spec.linger_seconds),
         ttl=None if spec.ttl_seconds is None else encode_duration(spec.ttl_seconds),
+        aligner=None if spec.aligner is None else encode_aligner_tag(spec.aligner),
+        media=encode_media(spec.media),
     )
 
 
@@ -128,6 +141,8 @@ def decode_spec(message: pb.PayloadSpec) -> PayloadSpec:
         derived_from=tuple(decode_reference(reference) for reference in message.derived_from),
         linger_seconds=decode_duration(message.linger, "linger") if message.HasField("linger") else None,
         ttl_seconds=decode_duration(message.ttl, "ttl") if message.HasField("ttl") else None,
+        aligner=decode_aligner_tag(message.aligner) if message.HasField("aligner") else None,
+        media=decode_media(message.media),
     )
 
 
@@ -173,6 +188,8 @@ def encode_descriptor(descriptor: PayloadDescriptor, *, with_ids: bool = False) 
         derived_from=[encode_reference(reference) for reference in descriptor.derived_from],
         layer_digests=descriptor.layer_digests,
         verified=encode_verification(descriptor.verified),
+        aligner=None if descriptor.aligner is None else encode_aligner_tag(descriptor.aligner),
+        media=encode_media(descriptor.media),
     )
 
 
@@ -194,6 +211,8 @@ def decode_descriptor(message: pb.PayloadDescriptor) -> PayloadDescriptor:
         derived_from=tuple(decode_reference(reference) for reference in message.derived_from),
         layer_digests=tuple(message.layer_digests),
         verified=decode_verification(message.verified, Verification.NONE, "verified"),
+        aligner=decode_aligner_tag(message.aligner) if message.HasField("aligner") else None,
+        media=decode_media(message.media),
     )
 
 

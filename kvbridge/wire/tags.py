@@ -1,11 +1,14 @@
-"""Model tags and reasons."""
+"""Version tags, media and reasons."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
+from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.media import MediaItem
 from kvbridge.core.reasons import Reason
-from kvbridge.core.tags import ModelTag
+from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.v1 import types_pb2 as pb
 from kvbridge.wire.enums import EnumCodec
 
@@ -36,6 +39,49 @@ def decode_model_tag(message: pb.ModelTag) -> ModelTag:
         weight_dtype=message.weight_dtype,
         tokenizer_digest=message.tokenizer_digest,
     )
+
+
+def encode_aligner_tag(tag: AlignerTag) -> pb.AlignerTag:
+    """Return `tag` as a message."""
+    return pb.AlignerTag(
+        name=tag.name,
+        version=tag.version,
+        source=encode_model_tag(tag.source),
+        target=encode_model_tag(tag.target),
+        digest=tag.digest,
+    )
+
+
+def decode_aligner_tag(message: pb.AlignerTag) -> AlignerTag:
+    """Return the tag in `message`.
+
+    Raises:
+        InvalidFieldError: a field is missing, empty, too long or unprintable.
+    """
+    for side in ("source", "target"):
+        if not message.HasField(side):
+            raise InvalidFieldError(f"aligner.{side}", "is required")
+    return AlignerTag(
+        name=message.name,
+        version=message.version,
+        source=decode_model_tag(message.source),
+        target=decode_model_tag(message.target),
+        digest=message.digest,
+    )
+
+
+def encode_media(media: Iterable[MediaItem]) -> list[pb.MediaItem]:
+    """Return `media` as messages."""
+    return [pb.MediaItem(token_index=item.token_index, digest=item.digest) for item in media]
+
+
+def decode_media(messages: Iterable[pb.MediaItem]) -> tuple[MediaItem, ...]:
+    """Return the media in `messages`.
+
+    Raises:
+        InvalidFieldError: a digest has another length than SHA-256.
+    """
+    return tuple(MediaItem(token_index=message.token_index, digest=message.digest) for message in messages)
 
 
 def encode_reason(reason: Reason) -> pb.Reason.ValueType:

@@ -68,7 +68,7 @@ class Tombstones:
 
 def text_bytes(fallback: FallbackText, tokens: TokenSequence | None) -> int:
     """Return the bytes that a payload's text and tokens take, in UTF-8."""
-    text = sum(len(part.encode("utf-8")) for part in (fallback.text, fallback.text_uri) if part)
+    text = sum(len(part.encode("utf-8")) for part in (fallback.text, fallback.text_uri, fallback.summary) if part)
     return text + (0 if tokens is None else TOKEN_DIGEST_BYTES + len(tokens.packed_ids or b""))
 
 
