@@ -131,6 +131,28 @@ class AttentionLayout:
                 return span.first_position + slot - start if slot < start + span.length else None
         return self.positions().stop + slot - self.key_length
 
+    def oldest_seen(self, queries: range, window_tokens: int | None = None) -> int:
+        """Return the first slot that any token in `queries` may attend to; where all are padding, the first of them.
+
+        A cache that keeps this slot and all behind it can serve these queries.
+
+        Args:
+            queries: Slots of the parts or of new tokens, one after another; at least one.
+            window_tokens: As for `sees`.
+
+        Raises:
+            InvalidFieldError: `queries` or the window is out of range.
+        """
+        check_window(window_tokens)
+        check_slots("queries", queries)
+        query = self._next_token(queries.start)
+        seeing = self.position_of(query)
+        if seeing is None or query >= queries.stop:
+            return queries.start
+        first = self.positions().start
+        oldest = first if window_tokens is None else max(first, seeing - window_tokens + 1)
+        return self._slot_of(oldest)
+
     def sees(self, query: int, key: int, window_tokens: int | None = None) -> bool:
         """Return whether the token in slot `query` may attend to the one in slot `key`.
 
@@ -160,6 +182,30 @@ class AttentionLayout:
         last = self.spans[-1]
         longer = replace(last, padded_length=last.padded_length + key_length - self.key_length)
         return replace(self, spans=(*self.spans[:-1], longer))
+
+    def _next_token(self, slot: int) -> int:
+        """Return the first slot at or behind `slot` that holds a token."""
+        for start, span in self.placed():
+            if slot < start + span.length:
+                return max(slot, start)
+        return max(slot, self.key_length)
+
+    def _slot_of(self, position: int) -> int:
+        """Return the slot of a position that is not before the first."""
+        for start, span in self.placed():
+            if position < span.end_position:
+                return start + position - span.first_position
+        return self.key_length + position - self.positions().stop
+
+
+def check_slots(name: str, slots: range) -> None:
+    """Refuse slots that are not one or more in a row, or reach further than the longest axis.
+
+    Raises:
+        InvalidFieldError: it says so of `name`.
+    """
+    if slots.step != 1 or not 0 <= slots.start < slots.stop <= TOKENS_MAX:
+        raise InvalidFieldError(name, f"must be at least one slot, in a row, within [0, {TOKENS_MAX}), got {slots}")
 
 
 def check_window(window_tokens: int | None) -> None:

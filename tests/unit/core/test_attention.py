@@ -139,6 +139,23 @@ def test_padding_is_all_that_plain_causal_gets_wrong(layout: AttentionLayout) ->
         assert seen_in(layout, query) == plain
 
 
+@given(layouts(), st.data(), st.one_of(st.none(), st.integers(1, 9)))
+def test_the_oldest_slot_that_queries_see(layout: AttentionLayout, data: st.DataObject, window: int | None) -> None:
+    """It is the least of all slots seen by any of them, and their own first slot where they are padding."""
+    start = data.draw(st.integers(0, layout.key_length + 2))
+    queries = range(start, start + data.draw(st.integers(1, 4)))
+    seen = [slot for query in queries for slot in seen_in(layout, query, window)]
+    assert layout.oldest_seen(queries, window) == min(seen, default=start)
+
+
+@pytest.mark.parametrize("queries", [range(0), range(4, 2), range(-1, 2), range(0, 4, 2), range(TOKENS_MAX + 1)])
+def test_queries_that_are_no_slots_are_refused(queries: range) -> None:
+    """Queries are one or more slots in a row."""
+    with pytest.raises(InvalidFieldError) as refused:
+        layout_of((2, 4)).oldest_seen(queries)
+    assert refused.value.field == "queries"
+
+
 @given(layouts())
 def test_positions_are_those_of_the_real_slots_in_order(layout: AttentionLayout) -> None:
     """Slot by slot, the real tokens count up from the first position, and new tokens go on."""
