@@ -13,6 +13,7 @@ from kvbridge.integrations.transformers.geometry import cache_geometry
 from kvbridge.integrations.transformers.handoff import cache_from_handoff, publish_cache
 from kvbridge.integrations.transformers.identity import model_tag
 from kvbridge.integrations.transformers.layers import HandoffLayer, HandoffSlidingLayer
+from kvbridge.integrations.transformers.masks import mask_for_model
 from kvbridge.integrations.transformers.port import ModelPort
 from kvbridge.integrations.transformers.tokenizers import tokenizer_digest
 from kvbridge.integrations.transformers.weights import weight_dtype, weights_digest
@@ -34,6 +35,7 @@ __all__ = [
     "cache_geometry",
     "cache_of",
     "extract",
+    "mask_for_model",
     "model_tag",
     "publish_cache",
     "tokenizer_digest",
