@@ -1,0 +1,191 @@
+"""Whether the layers are the model's layers, in the model's order.
+
+1. No token's K or V is all zeros in any layer, and no two layers hold the same: both hold for every payload.
+2. A payload that begins at position 0 with one of the known first tokens holds known values there, in every layer.
+3. The mean over the sampled tokens points where the model's own layer points, and not where another layer does. This
+   tells layers that were mixed up, and nothing finer; it is used only for a model whose own caches it told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvbridge.core.geometry import LayerGroup
+from kvbridge.core.layout import Role
+from kvbridge.probe.finding import Evidence
+from kvbridge.probe.layer_zero import NAMES
+from kvbridge.probe.limits import LAYER_MARGIN, LAYER_SAMPLE_TOKENS_MAX, MEAN_TOKENS_MIN, limits_of
+from kvbridge.probe.rotation import Rotation, rotation
+from kvbridge.probe.subject import Subject
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_LAYERS_NAMED_MAX = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sample:
+    """What one layer holds of the sampled tokens."""
+
+    layer: int
+    """Index of the layer."""
+    index: NDArray[np.int64]
+    """Which tokens."""
+    raw: NDArray[np.float32]
+    """`[tokens, heads, head dimension]` as cached."""
+    plain: NDArray[np.float32] | None
+    """The same without its positions, or None if the rotation is not determined."""
+    first_max: float
+    """The largest error that a first token may have in this layer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Suspects:
+    """Layers that something speaks against."""
+
+    zero: list[int] = field(default_factory=list)
+    """Hold zeros."""
+    twin: list[int] = field(default_factory=list)
+    """Hold the same as a layer before them."""
+    first: list[int] = field(default_factory=list)
+    """Do not hold what they should of the first token."""
+    other: list[int] = field(default_factory=list)
+    """Look like another layer."""
+
+
+def examine_layers(subject: Subject) -> Evidence:
+    """Return what all layers say."""
+    evidence = Evidence()
+    row = _first_row(subject)
+    if row is None:
+        evidence.notes.append("the payload does not begin at position 0 with a known first token")
+    for role in Role:
+        _examine_role(subject, role, row, evidence)
+    return evidence
+
+
+def _first_row(subject: Subject) -> int | None:
+    """Return where the payload's first token is known of, if the payload begins at position 0 with such a token."""
+    if subject.descriptor.first_position != 0:
+        return None
+    return subject.fingerprint.row_of_first_token.get(int(subject.ids[0]))
+
+
+def _examine_role(subject: Subject, role: Role, row: int | None, evidence: Evidence) -> None:
+    suspects, seen = _Suspects(), set[bytes]()
+    first_errors: list[float] = []
+    means: dict[int, NDArray[np.float32]] = {}
+    for sample in _samples(subject, role):
+        if not sample.raw.any((1, 2)).all():
+            suspects.zero.append(sample.layer)
+            continue
+        held = sample.raw.tobytes()
+        if held in seen:
+            suspects.twin.append(sample.layer)
+        seen.add(held)
+        if sample.plain is None:
+            continue
+        if row is not None and sample.index[0] == 0:
+            first_errors.append(_first_error(subject, role, row, sample))
+            if not first_errors[-1] <= sample.first_max:
+                suspects.first.append(sample.layer)
+        later = sample.plain[sample.index > 0]
+        if len(later) >= MEAN_TOKENS_MIN:
+            means[sample.layer] = later.mean(0)
+    margins = _margins(subject, role, means)
+    suspects.other += [layer for layer, margin in margins.items() if not margin >= -LAYER_MARGIN]
+    _conclude(role, suspects, first_errors, margins, evidence)
+
+
+def _samples(subject: Subject, role: Role) -> Iterator[_Sample]:
+    """Yield the sampled tokens of each layer that stores any."""
+    geometry = subject.descriptor.geometry
+    chosen: dict[int, tuple[NDArray[np.int64], Rotation | None]] = {}
+    for layer in geometry.layers:
+        group = geometry.group_of(layer)
+        if id(group) not in chosen:
+            chosen[id(group)] = _chosen(subject, group)
+        index, turned = chosen[id(group)]
+        if not len(index):
+            continue
+        raw = subject.read(layer, role, index)
+        plain: NDArray[np.float32] | None = raw
+        if role is Role.KEY:
+            plain = None if turned is None else turned.undo(raw, subject.positions(index))
+        first_max = limits_of(subject.fingerprint.dtype, group.dtype).first
+        yield _Sample(layer=layer, index=index, raw=raw, plain=plain, first_max=first_max)
+
+
+def _chosen(subject: Subject, group: LayerGroup) -> tuple[NDArray[np.int64], Rotation | None]:
+    tokens_max = min(subject.sample_tokens or LAYER_SAMPLE_TOKENS_MAX, LAYER_SAMPLE_TOKENS_MAX)
+    return subject.sample(group, tokens_max=tokens_max), rotation(group.position_encoding, group.head_dim_k)
+
+
+def _first_error(subject: Subject, role: Role, row: int, sample: _Sample) -> float:
+    """Return the difference from what is known of the first token, in proportion to it.
+
+    The values of a token that attention sinks into can be next to nothing, and rounding is not; so the difference is
+    never taken in proportion to less than the layer's mean.
+    """
+    assert sample.plain is not None
+    known = subject.fingerprint.role(role)
+    expected = known.first[row, sample.layer, subject.heads]
+    size = max(np.linalg.norm(expected), np.linalg.norm(known.means[sample.layer, subject.heads]))
+    return float(np.linalg.norm(sample.plain[0] - expected) / size)
+
+
+def _margins(subject: Subject, role: Role, means: dict[int, NDArray[np.float32]]) -> dict[int, float]:
+    """Return by how much the cosine to each layer's own mean exceeds the greatest one to another layer's."""
+    known = subject.fingerprint.role(role)
+    if not means or known.margin < LAYER_MARGIN or subject.fingerprint.layers == 1:
+        return {}
+    cosines = layer_cosines(np.stack(list(means.values())), known.means[:, subject.heads])
+    return dict(zip(means, own_margins(cosines, list(means)), strict=True))
+
+
+def layer_cosines(means: NDArray[np.float32], known: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the cosines, `[layers, known layers]`, between means of `[heads, head dimension]` each."""
+    one, other = (each.reshape(len(each), -1) for each in (means, known))
+    sizes = np.linalg.norm(one, axis=1)[:, None] * np.linalg.norm(other, axis=1)
+    cosines: NDArray[np.float32] = one @ other.T / np.maximum(sizes, np.finfo(np.float32).tiny)
+    return cosines
+
+
+def own_margins(cosines: NDArray[np.float32], layers: list[int]) -> list[float]:
+    """Return for each row, which is the layer named beside it, its own cosine less the greatest other."""
+    others = cosines.copy()
+    rows = np.arange(len(layers))
+    others[rows, layers] = -np.inf
+    margins: list[float] = (cosines[rows, layers] - others.max(1)).tolist()
+    return margins
+
+
+def _conclude(
+    role: Role, suspects: _Suspects, first_errors: list[float], margins: dict[int, float], evidence: Evidence
+) -> None:
+    name = NAMES[role]
+    evidence.figures[f"{name}_layers_first_compared"] = float(len(first_errors))
+    evidence.figures[f"{name}_layers_mean_compared"] = float(len(margins))
+    if first_errors:
+        evidence.figures[f"{name}_first_error_max"] = float(np.max(first_errors))
+    if margins:
+        evidence.figures[f"{name}_layer_margin_min"] = min(margins.values())
+    for layers, what in (
+        (suspects.zero, "holds zeros in place of values"),
+        (suspects.twin, "holds the same as another layer"),
+        (suspects.first, "does not hold what the first token gives there"),
+        (suspects.other, "looks like another layer"),
+    ):
+        if layers:
+            evidence.problems.append(f"{role} {what} in {_named(layers)}")
+
+
+def _named(layers: list[int]) -> str:
+    shown = ", ".join(str(layer) for layer in layers[:_LAYERS_NAMED_MAX])
+    rest = ", ..." if len(layers) > _LAYERS_NAMED_MAX else ""
+    return f"layer{'s' if len(layers) > 1 else ''} {shown}{rest}"
