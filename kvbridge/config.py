@@ -113,6 +113,12 @@ class BridgeConfig:
     """Most answers kept for clients that repeat a request."""
     answer_bytes_remembered_max: int = 64 << 20
     """Most bytes of such answers, which may carry texts and token ids."""
+    unmeasured_tokens_min: int = 512
+    """Fewest tokens that are handed over as a cache while nobody has measured what a prefill costs."""
+    journal_records_max: int = 4096
+    """Most handoffs whose checks and outcome are remembered."""
+    breakers_max: int = 4096
+    """Most routes between two model versions whose outcomes are counted."""
     upload_seconds_max: float = 600.0
     """How long one upload may take."""
     chunk_bytes: int = 1 << 20

@@ -53,7 +53,9 @@ class BridgeProcess:
     def start(self) -> None:
         """Start it (again) at the same address and wait until it serves."""
         command = [sys.executable, "-m", "kvbridge", "serve", "--socket", self.socket, "--listen", "127.0.0.1:0"]
-        command += ["--arena-bytes", str(ARENA_BYTES), "--drain-seconds", "0.2", *self._flags]
+        # Tests hand over a few tokens, which nobody would do for gain.
+        command += ["--arena-bytes", str(ARENA_BYTES), "--drain-seconds", "0.2", "--unmeasured-tokens-min", "1"]
+        command += self._flags
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log)
         serving = wait_for(self._serving_line, START_SECONDS_MAX)

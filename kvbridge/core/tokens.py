@@ -80,3 +80,12 @@ class TokenSequence:
         if other.count > self.count or self.packed_ids is None:
             return False
         return hashlib.sha256(memoryview(self.packed_ids)[: other.count * TOKEN_ID_BYTES]).digest() == other.digest
+
+    def continues_with(self, other: TokenSequence, offset: int) -> bool:
+        """Tell whether `other` certainly stands in this sequence from token `offset` on."""
+        if offset == 0:
+            return self.starts_with(other)
+        if self.packed_ids is None or offset + other.count > self.count:
+            return False
+        there = memoryview(self.packed_ids)[offset * TOKEN_ID_BYTES : (offset + other.count) * TOKEN_ID_BYTES]
+        return hashlib.sha256(there).digest() == other.digest

@@ -10,27 +10,29 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
 
 from kvbridge.config import BridgeConfig
-from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadSpec, Verification
-from kvbridge.core.errors import UnavailableError, UnknownReferenceError, WrongStateError
-from kvbridge.core.gate import AcquireTerms, Candidate, Finding, decide
+from kvbridge.core.catalog.policy import RoutePolicy
+from kvbridge.core.descriptor import PayloadSpec
+from kvbridge.core.errors import UnavailableError, WrongStateError
 from kvbridge.core.layout import slot_layout
-from kvbridge.core.ledger import Committed, Grant, Ledger, LedgerLimits, Page, Payload, Rejected, Tombstone, Usage
-from kvbridge.core.reasons import Reason
-from kvbridge.core.tokens import TokenSequence
+from kvbridge.core.ledger import Committed, Grant, Ledger, LedgerLimits, Page, Payload, Rejected, Usage
+from kvbridge.core.plan import check_plan
 from kvbridge.memory.arena import ArenaSnapshot, HostArena
+from kvbridge.node.acquiring import Acquiring, Acquisition
+from kvbridge.node.answers import HandoffAnswer
+from kvbridge.node.background import Background
+from kvbridge.node.breakers import Breakers
+from kvbridge.node.byte_checks import ByteChecks
 from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, Client, Sessions
+from kvbridge.node.journal import Journal
+from kvbridge.node.surroundings import Surroundings
 from kvbridge.node.tenancy import Tenancy
-from kvbridge.node.verification import ByteFinding, Verifier
+from kvbridge.node.verification import Verifier
 from kvbridge.wire import Seal
 
 _log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 
 _TOKEN_BYTES = 24
 _HOUSEKEEPING_SECONDS_MAX = 0.5
@@ -38,31 +40,6 @@ _HOUSEKEEPING_SECONDS_MAX = 0.5
 _DEADLINES_PER_TURN = 512
 """Deadlines processed before other work gets its turn."""
 _DRAIN_POLL_SECONDS = 0.05
-_NOT_READY_RETRY_SECONDS = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leased:
-    """The gate passed: a lease on verified tensors."""
-
-    grant: Grant
-    """The lease."""
-    descriptor: PayloadDescriptor
-    """What was leased."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fallback:
-    """The gate refused: take the text."""
-
-    finding: Finding
-    """The first check that failed."""
-    fallback: FallbackText
-    """What to take."""
-    tokens: TokenSequence | None
-    """The producer's tokens, if it gave them."""
-    retry_after_seconds: float | None
-    """When asking again may help; None if it will not."""
 
 
 class Bridge:
@@ -89,8 +66,10 @@ class Bridge:
         self._new_token = new_token
         self._verifier = Verifier(config.verify_threads)
         self._tenancies = {DEFAULT_TENANT: self._new_tenancy(DEFAULT_TENANT)}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = Background()
         self._housekeeper: asyncio.Task[None] | None = None
+        self.journal = Journal(config.journal_records_max)
+        self._acquiring = self._new_acquiring()
 
     def __repr__(self) -> str:
         """Show what the node holds."""
@@ -119,7 +98,7 @@ class Bridge:
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.settle()
         self._verifier.close()
         for tenancy in self._tenancies.values():
             tenancy.close()
@@ -174,7 +153,7 @@ class Bridge:
                 layer_digests=seal.layer_digests,
                 verification=seal.verification,
             )
-        return await self._run_to_the_end(self._verify_and_finish(tenancy, payload, hold=seal.hold))
+        return await self._background.run(self._verify_and_finish(tenancy, payload, hold=seal.hold))
 
     def abort(self, client: Client, token: str) -> None:
         """Give a reservation back; errors as for `commit`."""
@@ -183,20 +162,19 @@ class Bridge:
 
     # Consumers
 
-    async def acquire(self, client: Client, terms: AcquireTerms, verification: Verification) -> Leased | Fallback:
-        """Answer with a lease or with the reason to take the text.
+    async def acquire(self, asked: Acquisition) -> HandoffAnswer:
+        """Answer each part with a lease or with the reason to take the text.
 
-        With a `verification` above `NONE` the bytes are checked again before the answer.
+        With a verification above `NONE` the bytes are checked again before the answer.
 
         Raises:
+            InvalidFieldError: the plan holds nothing, too much, or one key twice.
             SessionEndedError: the client is gone.
             LimitExceededError: the client or the node has too many references.
         """
-        tenancy = self._tenancy(client)
-        answer = self._ask_gate(tenancy, client, terms)
-        if isinstance(answer, Fallback) or verification is Verification.NONE:
-            return answer
-        return await self._run_to_the_end(self._check_again(tenancy, client, terms, answer, verification))
+        check_plan(asked.parts)
+        self.sessions.require_alive(asked.client)
+        return await self._acquiring.acquire(asked, self._tenancy(asked.client), node_draining=self.draining)
 
     def payload_of_lease(self, client: Client, token: str) -> tuple[Payload, memoryview]:
         """Return a leased payload and its slot's bytes, which are safe to read until the next await.
@@ -300,20 +278,17 @@ class Bridge:
         ledger = Ledger(arena_bytes=config.arena_bytes, limits=limits, new_token=self._new_token)
         return Tenancy(tenant=tenant, ledger=ledger, arena=arena, epoch=self.epoch)
 
-    def _ask_gate(self, tenancy: Tenancy, client: Client, terms: AcquireTerms) -> Leased | Fallback:
-        self.sessions.require_alive(client)
-        now = self._clock()
-        with tenancy.ledger() as ledger:
-            found = ledger.find(now=now, key=terms.reference.key, generation=terms.reference.generation)
-            verdict = decide(terms, _candidate(found, node_draining=self.draining))
-            if verdict.failure is not None:
-                return _fallback(verdict.failure, found)
-            assert isinstance(found, Payload), found
-            assert found.descriptor is not None, found
-            grant = ledger.lease(
-                now=now, client_id=client.client_id, attached=client.attached, payload_id=found.payload_id
-            )
-            return Leased(grant=grant, descriptor=found.descriptor)
+    def _new_acquiring(self) -> Acquiring:
+        config = self.config
+        return Acquiring(
+            clock=self._clock,
+            surroundings=Surroundings(
+                policy=RoutePolicy(tokens_min_unmeasured=config.unmeasured_tokens_min),
+                breakers=Breakers(config.breakers_max),
+            ),
+            byte_checks=ByteChecks(clock=self._clock, verifier=self._verifier, background=self._background),
+            journal=self.journal,
+        )
 
     async def _verify_and_finish(self, tenancy: Tenancy, payload: Payload, *, hold: bool) -> Committed | Rejected:
         assert payload.descriptor is not None, payload
@@ -329,42 +304,6 @@ class Bridge:
                 failure=finding.failure,
                 hold=hold,
             )
-
-    async def _check_again(
-        self, tenancy: Tenancy, client: Client, terms: AcquireTerms, leased: Leased, level: Verification
-    ) -> Leased | Fallback:
-        """Check leased bytes once more; the lease keeps them in place meanwhile, and goes if they are bad."""
-        if leased.descriptor.layer_digests:
-            finding = await self._verifier.check(
-                tenancy.slot(leased.grant.slot), leased.descriptor, level=level, zero_padding=False
-            )
-        else:
-            finding = ByteFinding(
-                failure=(Reason.PAYLOAD_CORRUPT, "no digest was sealed, so the bytes cannot be checked again")
-            )
-        now, token = self._clock(), leased.grant.token
-        with tenancy.ledger() as ledger:
-            [ttl_seconds] = ledger.renew(now=now, client_id=client.client_id, tokens=[token])
-            if finding.failure is None and ttl_seconds is not None:
-                return leased
-            # Expired or not, the consumer was never told of this lease; only if its session ended is it gone already.
-            with suppress(UnknownReferenceError):
-                ledger.release(now=now, client_id=client.client_id, tokens=[token])
-            reason, detail = finding.failure or (
-                Reason.PAYLOAD_EXPIRED,
-                "the lease expired while the bytes were checked",
-            )
-            found = ledger.find(now=now, key=terms.reference.key, generation=leased.grant.reference.generation)
-            if finding.layer_digests and finding.failure is not None:
-                ledger.fail(now=now, payload_id=leased.grant.payload_id, reason=reason, detail=detail)
-        return _fallback(Finding(reason=reason, problem=detail), found)
-
-    async def _run_to_the_end(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Wait for `work`, which goes on if the waiting is cancelled, so that no payload stays half checked."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
 
     async def _keep_house(self) -> None:
         while True:
@@ -389,21 +328,3 @@ def _report_failure(task: asyncio.Task[None]) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None:
         _log.critical("housekeeping failed: memory is given back only by new requests", exc_info=error)
-
-
-def _candidate(found: Payload | Tombstone | None, *, node_draining: bool) -> Candidate:
-    if isinstance(found, Tombstone):
-        return Candidate(node_draining=node_draining, known=True, ended=found.reason, ended_detail=found.detail)
-    if found is None:
-        return Candidate(node_draining=node_draining, known=False)
-    ready = found.committed_at is not None
-    return Candidate(node_draining=node_draining, known=True, descriptor=found.descriptor if ready else None)
-
-
-def _fallback(finding: Finding, found: Payload | Tombstone | None) -> Fallback:
-    return Fallback(
-        finding=finding,
-        fallback=FallbackText() if found is None else found.fallback,
-        tokens=None if found is None else found.tokens,
-        retry_after_seconds=_NOT_READY_RETRY_SECONDS if finding.reason is Reason.PAYLOAD_NOT_READY else None,
-    )

@@ -30,7 +30,13 @@ def require_time(context: aio.ServicerContext[Any, Any]) -> None:
     Raises:
         TooLateError: the deadline has passed.
     """
-    remaining_seconds = context.time_remaining()
-    # The stubs do not know that it is None for a caller without a deadline.
-    if remaining_seconds is not None and remaining_seconds <= 0:  # type: ignore[redundant-expr]
+    remaining_seconds = time_remaining(context)
+    if remaining_seconds is not None and remaining_seconds <= 0:
         raise TooLateError("the caller's deadline passed before the node could answer")
+
+
+def time_remaining(context: aio.ServicerContext[Any, Any]) -> float | None:
+    """Return what the caller's deadline leaves in seconds; None if it has none."""
+    # The stubs do not know that it is None for a caller without a deadline.
+    remaining_seconds: float | None = context.time_remaining()
+    return remaining_seconds

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
+import time
 from typing import Any, TypeAlias
 
 from grpc import aio
 
-from kvbridge.core.descriptor import FORMAT_VERSION, Verification
 from kvbridge.core.errors import InvalidFieldError, LimitExceededError
-from kvbridge.core.gate import AcquireTerms
 from kvbridge.core.ledger import Grant
-from kvbridge.core.tokens import TokenSequence
-from kvbridge.node.bridge import Bridge, Fallback, Leased
+from kvbridge.node.answers import Fallback, Leased
+from kvbridge.node.bridge import Bridge
 from kvbridge.node.identity import Client
 from kvbridge.server.answers import Answers
-from kvbridge.server.calls import caller, require_time
+from kvbridge.server.calls import caller, require_time, time_remaining
 from kvbridge.server.outcomes import encode_outcome
+from kvbridge.server.terms import decode_acquisition, encode_layout
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceServicer
 from kvbridge.wire import (
-    decode_geometry,
-    decode_model_tag,
-    decode_reference,
     decode_seal,
     decode_spec,
-    decode_tokens,
-    decode_verification,
+    encode_aligner_tag,
     encode_descriptor,
     encode_duration,
     encode_fallback,
@@ -37,11 +32,8 @@ from kvbridge.wire import (
 )
 from kvbridge.wire.payloads import require
 
-PLAN_PARTS_MAX = 1
-"""Most payloads in one Acquire."""
 TOKENS_PER_CALL_MAX = 10_000
 """Most references in one Renew or Release."""
-_HANDOFF_ID_BYTES = 12
 
 _Context: TypeAlias = aio.ServicerContext[Any, Any]
 
@@ -95,16 +87,17 @@ class HandoffServicer(HandoffServiceServicer):
 
     async def Acquire(self, request: pb.AcquireRequest, context: _Context) -> pb.AcquireResponse:  # noqa: N802
         """Answer with a lease on verified tensors, or with a text-fallback directive and its reason."""
+        arrived_at, deadline_seconds = time.perf_counter(), time_remaining(context)
         client = caller(self._bridge.sessions, context)
 
         async def work() -> pb.AcquireResponse:
             require_time(context)
-            terms = _decode_terms(request)
-            verification = decode_verification(request.verification, Verification.NONE)
-            answer = await self._bridge.acquire(client, terms, verification)
+            answer = await self._bridge.acquire(decode_acquisition(request, client, arrived_at, deadline_seconds))
+            with_ids = request.tokens.any
             return pb.AcquireResponse(
-                handoff_id=secrets.token_urlsafe(_HANDOFF_ID_BYTES),
-                parts=[self._encode_part(client, answer, with_ids=terms.tokens is None)],
+                handoff_id=answer.handoff_id,
+                parts=[self._encode_part(client, part, with_ids=with_ids) for part in answer.parts],
+                layout=None if answer.layout is None else encode_layout(answer.layout),
             )
 
         return await self._answers.once(client.client_id, request.request_id, request, work)
@@ -143,12 +136,14 @@ class HandoffServicer(HandoffServiceServicer):
     def _encode_part(self, client: Client, answer: Leased | Fallback, *, with_ids: bool) -> pb.Part:
         if isinstance(answer, Fallback):
             return pb.Part(text=_encode_fallback_directive(answer))
+        apply = answer.aligner_to_apply
         return pb.Part(
             kv=pb.KvLease(
                 lease_token=answer.grant.token,
                 location=self._location(client, answer.grant),
                 descriptor=encode_descriptor(answer.descriptor, with_ids=with_ids),
                 time_to_live=encode_duration(answer.grant.ttl_seconds),
+                aligner_to_apply=None if apply is None else encode_aligner_tag(apply),
             )
         )
 
@@ -162,29 +157,6 @@ def _encode_fallback_directive(answer: Fallback) -> pb.TextFallback:
         tokens=None if answer.tokens is None else encode_tokens(answer.tokens),
         retry_after=None if retry is None else encode_duration(retry),
     )
-
-
-def _decode_terms(request: pb.AcquireRequest) -> AcquireTerms:
-    if not 1 <= len(request.payloads) <= PLAN_PARTS_MAX:
-        raise InvalidFieldError("payloads", f"must name exactly {PLAN_PARTS_MAX} payload, got {len(request.payloads)}")
-    require(request.HasField("model"), "model")
-    return AcquireTerms(
-        reference=decode_reference(request.payloads[0]),
-        model=decode_model_tag(request.model),
-        geometry=decode_geometry(request.geometry) if request.HasField("geometry") else None,
-        tokens=_decode_expected_tokens(request.tokens),
-        first_position=request.first_position,
-        valid_length_min=request.valid_length_min or 1,
-        format_version_max=request.format_version_max or FORMAT_VERSION,
-    )
-
-
-def _decode_expected_tokens(message: pb.ExpectedTokens) -> TokenSequence | None:
-    expectation = message.WhichOneof("expectation")
-    if expectation == "prefix_of":
-        return decode_tokens(message.prefix_of, "tokens.prefix_of")
-    require(expectation == "any" and message.any, "tokens")
-    return None
 
 
 def _check_count(count: int) -> None:

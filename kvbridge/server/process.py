@@ -139,7 +139,8 @@ def _build_server(bridge: Bridge) -> tuple[aio.Server, HealthServicer, int | Non
     server.add_generic_rpc_handlers((_bulk_handlers(BulkServicer(bridge, answers)),))
     handoff = HandoffServicer(bridge, answers)  # type: ignore[abstract] # its bulk methods are the ones above
     add_HandoffServiceServicer_to_server(handoff, server)
-    add_InspectServiceServicer_to_server(InspectServicer(bridge), server)
+    inspect = InspectServicer(bridge)  # type: ignore[abstract] # explanations are to come
+    add_InspectServiceServicer_to_server(inspect, server)
     healthy: HealthServicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     if config.reflection:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvbridge.core.gate.checks import CHECKS, Check, Stage
-from kvbridge.core.gate.request import AcquireTerms, Candidate
+from kvbridge.core.gate.check import Check, Figures, Stage
+from kvbridge.core.gate.checks import CHECKS
+from kvbridge.core.gate.request import Question
 from kvbridge.core.reasons import Reason
+
+ROLL_OUT_REASONS = frozenset({Reason.ROUTE_OFF, Reason.CANARY_HOLDOUT})
+"""Reasons that say nothing about the cache, only about how far its route is rolled out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +22,10 @@ class Finding:
     """The reason that the check stands for."""
     problem: str | None
     """What is wrong; None if the check passed."""
+    figures: Figures
+    """What the check looked at, by name."""
+    seconds: float
+    """How long it took; 0 if nobody measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +45,34 @@ class Verdict:
         """Return every finding that failed."""
         return tuple(finding for finding in self.findings if finding.problem is not None)
 
+    @property
+    def would_pass(self) -> bool:
+        """Tell whether the cache would be handed over if its route were on for everybody."""
+        return all(finding.reason in ROLL_OUT_REASONS for finding in self.failures)
 
-def decide(terms: AcquireTerms, candidate: Candidate) -> Verdict:
-    """Ask the checks of `CHECKS` in order and fold their findings."""
+    def after(self, later: Verdict) -> Verdict:
+        """Return one verdict of this one's findings, but for those that `later` asked for again, and then `later`'s."""
+        asked_again = {finding.reason for finding in later.findings}
+        kept = tuple(finding for finding in self.findings if finding.reason not in asked_again)
+        return Verdict(findings=kept + later.findings)
+
+
+def decide(question: Question, *, clock: Callable[[], float] | None = None) -> Verdict:
+    """Ask the checks of `CHECKS` in order and fold their findings; `clock` gives seconds and times each check."""
     findings = []
+    described = question.candidate.descriptor is not None
     for check in CHECKS:
-        finding = _ask(check, terms, candidate)
+        if check.stage is Stage.TERMS and not described:
+            continue
+        finding = _ask(check, question, clock)
         findings.append(finding)
         if finding.problem is not None and check.stage is Stage.PRESENCE:
             break
     return Verdict(findings=tuple(findings))
 
 
-def _ask(check: Check, terms: AcquireTerms, candidate: Candidate) -> Finding:
-    return Finding(reason=check.reason, problem=check.problem(terms, candidate))
+def _ask(check: Check, question: Question, clock: Callable[[], float] | None) -> Finding:
+    started_at = 0.0 if clock is None else clock()
+    problem = check.problem(question)
+    seconds = 0.0 if clock is None else clock() - started_at
+    return Finding(reason=check.reason, problem=problem, figures=check.figures(question), seconds=seconds)

@@ -83,6 +83,7 @@ class Lifecycle:
         self._bury(
             Tombstone(
                 reference=self.keys.next_reference(spec.key),
+                model=spec.model,
                 reason=reason,
                 detail=detail,
                 fallback=spec.fallback,
@@ -133,6 +134,7 @@ class Lifecycle:
         self._bury(
             Tombstone(
                 reference=entry.reference,
+                model=entry.spec.model,
                 reason=reason,
                 detail=detail,
                 fallback=entry.fallback,

@@ -9,6 +9,7 @@ from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadRef
 from kvbridge.core.ledger.states import PayloadState
 from kvbridge.core.reasons import Reason
 from kvbridge.core.references import ReferenceKind
+from kvbridge.core.tags import ModelTag
 from kvbridge.core.tokens import TokenSequence
 
 
@@ -79,6 +80,8 @@ class Tombstone:
 
     reference: PayloadReference
     """Key and generation."""
+    model: ModelTag
+    """Who computed it, or was to."""
     reason: Reason
     """What consumers are told."""
     detail: str

@@ -111,7 +111,7 @@ def acquire_changed(change: Change) -> pb.AcquireRequest:
 BAD_ACQUIRES: list[tuple[Change, str]] = [
     (lambda r: setattr(r, "request_id", ""), "request_id"),
     (lambda r: r.ClearField("payloads"), "payloads"),
-    (lambda r: r.payloads.add(key="second"), "payloads"),
+    (lambda r: r.payloads.add(key="whatever"), "payloads"),
     (lambda r: setattr(r.payloads[0], "key", ""), "key"),
     (lambda r: r.ClearField("model"), "model"),
     (lambda r: r.ClearField("tokens"), "tokens"),

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvbridge.core.catalog.policy import RoutePolicy
 from kvbridge.core.descriptor import PayloadReference, Verification, seal
-from kvbridge.core.gate import CHECKS, AcquireTerms, Candidate, decide
+from kvbridge.core.gate import CHECKS, AcquireTerms, Candidate, Conditions, Question, Verdict, decide
 from kvbridge.core.geometry import (
     CacheGeometry,
     DimensionOrder,
@@ -34,6 +35,7 @@ TERMS = AcquireTerms(
     geometry=builders.geometry(),
     tokens=builders.tokens(12),
 )
+CONDITIONS = Conditions(policy=RoutePolicy())
 
 
 def rope(**changes: Any) -> PositionEncoding:
@@ -41,9 +43,18 @@ def rope(**changes: Any) -> PositionEncoding:
     return PositionEncoding(kind=PositionKind.ROPE, rope=RopeParameters(**{"theta": 10_000.0, **changes}))
 
 
-def reason_for(terms: AcquireTerms = TERMS, candidate: Candidate = CANDIDATE) -> Reason | None:
+def verdict_on(
+    terms: AcquireTerms = TERMS, candidate: Candidate = CANDIDATE, conditions: Conditions = CONDITIONS
+) -> Verdict:
+    """Return what the gate decides."""
+    return decide(Question(terms=terms, candidate=candidate, conditions=conditions))
+
+
+def reason_for(
+    terms: AcquireTerms = TERMS, candidate: Candidate = CANDIDATE, conditions: Conditions = CONDITIONS
+) -> Reason | None:
     """Return the reason that the gate gives, or None if the handoff passes."""
-    failure = decide(terms, candidate).failure
+    failure = verdict_on(terms, candidate, conditions).failure
     return None if failure is None else failure.reason
 
 
@@ -58,8 +69,13 @@ PRESENCE = [
             Reason.PAYLOAD_CORRUPT,
             Reason.VALUES_NOT_FINITE,
             Reason.MEMORY_EXHAUSTED,
+            Reason.PROBE_BELOW_THRESHOLD,
+            Reason.OWNER_UNREACHABLE,
+            Reason.TRANSFER_FAILED,
+            Reason.QUARANTINED,
         )
     ),
+    (replace(CANDIDATE, quarantine="model tiny is quarantined"), Reason.QUARANTINED),
 ]
 
 TERMS_CASES = [
@@ -106,13 +122,13 @@ TERMS_CASES = [
 def test_a_valid_handoff_passes() -> None:
     """The case that all others differ from in one thing passes every check."""
     assert reason_for() is None
-    assert {finding.reason for finding in decide(TERMS, CANDIDATE).findings} == {check.reason for check in CHECKS}
+    assert {finding.reason for finding in verdict_on().findings} == {check.reason for check in CHECKS}
 
 
 @pytest.mark.parametrize(("candidate", "reason"), PRESENCE)
 def test_what_is_not_there_is_refused_with_its_reason(candidate: Candidate, reason: Reason) -> None:
     """Each way in which there is no payload to lease gives its own reason, and the questioning ends there."""
-    verdict = decide(TERMS, candidate)
+    verdict = verdict_on(candidate=candidate)
     assert verdict.failure is not None
     assert verdict.failure.reason is reason
     assert verdict.findings[-1] is verdict.failure
@@ -123,7 +139,7 @@ def test_one_difference_from_a_valid_handoff_is_refused_with_its_reason(
     changes: dict[str, Any], reason: Reason
 ) -> None:
     """Each single difference between terms and descriptor gives its own reason, and only that one."""
-    verdict = decide(replace(TERMS, **changes), CANDIDATE)
+    verdict = verdict_on(replace(TERMS, **changes))
     assert [finding.reason for finding in verdict.failures] == [reason]
     assert verdict.failure is not None
     assert verdict.failure.problem
@@ -131,7 +147,7 @@ def test_one_difference_from_a_valid_handoff_is_refused_with_its_reason(
 
 def test_the_finding_names_the_field_and_both_values() -> None:
     """A version mismatch says which field differs, what the consumer has and what the payload has."""
-    failure = decide(replace(TERMS, model=builders.model_tag(revision="xxh3:ff")), CANDIDATE).failure
+    failure = verdict_on(replace(TERMS, model=builders.model_tag(revision="xxh3:ff"))).failure
     assert failure is not None
     assert failure.problem == "revision: consumer has 'xxh3:ff', payload has 'xxh3:00'"
 
@@ -139,7 +155,7 @@ def test_the_finding_names_the_field_and_both_values() -> None:
 def test_all_differences_are_found_and_the_first_decides() -> None:
     """The verdict keeps every difference, and the directive gives the first in the table's order."""
     terms = replace(TERMS, model=builders.model_tag(name="other", tokenizer_digest="t1"), first_position=3)
-    assert [finding.reason for finding in decide(terms, CANDIDATE).failures] == [
+    assert [finding.reason for finding in verdict_on(terms).failures] == [
         Reason.MODEL_VERSION_MISMATCH,
         Reason.TOKENIZER_MISMATCH,
         Reason.POSITION_ENCODING_MISMATCH,

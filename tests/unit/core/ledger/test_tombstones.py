@@ -8,7 +8,7 @@ from kvbridge.core.descriptor import FallbackText, PayloadReference
 from kvbridge.core.ledger import LedgerLimits, Tombstone
 from kvbridge.core.ledger.tombstones import DETAIL_CHARACTERS_MAX, Tombstones, text_bytes
 from kvbridge.core.reasons import Reason
-from tests.builders import tokens
+from tests.builders import model_tag, tokens
 from tests.unit.core.ledger.desk import Desk, text
 
 
@@ -16,6 +16,7 @@ def stone(generation: int = 1, *, words: str = "", detail: str = "") -> Tombston
     """Return a tombstone of the key `k`, whose size is 1 byte and that of text and detail."""
     return Tombstone(
         reference=PayloadReference(key="k", generation=generation),
+        model=model_tag(),
         reason=Reason.PAYLOAD_EXPIRED,
         detail=detail,
         fallback=text(words),

@@ -1,0 +1,304 @@
+"""One acquire: ask the gate for every part, see to the bytes, and keep a record.
+
+1. All parts are decided in one turn of the event loop, the one nearest to the consumer's new tokens first, so that the
+   nearest segments are the ones that may be caches. Whoever passes is leased at once: what is checked next cannot go
+   away meanwhile.
+2. Then the bytes are seen to where the consumer asked for it, for all parts at once. What they are found to be is asked
+   of the gate again, so that one check gives one reason whenever it is found.
+3. A part that passed on a route that only shadows is given back, and the consumer takes the text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvbridge.core.attention import AttentionLayout, AttentionSpan
+from kvbridge.core.descriptor import FallbackText, Verification
+from kvbridge.core.gate import AcquireTerms, Candidate, Conditions, Question, Verdict, decide
+from kvbridge.core.geometry import TOKENS_MAX
+from kvbridge.core.journal import HandoffRecord, PartRecord
+from kvbridge.core.layout import slot_layout
+from kvbridge.core.ledger import Grant, Ledger, Payload, Tombstone
+from kvbridge.core.plan import Place, placed, places
+from kvbridge.core.reasons import Reason
+from kvbridge.node.answers import Fallback, HandoffAnswer, Leased
+from kvbridge.node.byte_checks import ByteChecks
+from kvbridge.node.identity import Client
+from kvbridge.node.journal import Journal
+from kvbridge.node.surroundings import Passage, Surroundings
+from kvbridge.node.tenancy import Tenancy
+
+_HANDOFF_ID_BYTES = 12
+_NOT_READY_RETRY_SECONDS = 0.05
+
+
+@dataclass(slots=True, kw_only=True)
+class _Part:
+    """One part on its way to an answer."""
+
+    terms: AcquireTerms
+    """What is asked for, in its place."""
+    place: Place
+    """Where it stands."""
+    found: Payload | Tombstone | None
+    """What the ledger has."""
+    passage: Passage
+    """What holds around it."""
+    verdict: Verdict
+    """What the gate found so far."""
+    grant: Grant | None = None
+    """Its lease."""
+    verified_now: Verification = Verification.NONE
+    """How far its bytes were checked for this handoff."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquisition:
+    """One acquire as it was asked for."""
+
+    client: Client
+    """Who asks."""
+    parts: tuple[AcquireTerms, ...]
+    """What for, in the order in which it will stand in the consumer's context."""
+    verification: Verification
+    """How far the bytes are to be checked again now."""
+    deadline_seconds: float | None
+    """What the caller's deadline leaves; None if it has none."""
+    arrived_at: float = field(default_factory=time.perf_counter)
+    """When it arrived, by the performance counter."""
+
+
+class Acquiring:
+    """Answers acquires."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        surroundings: Surroundings,
+        byte_checks: ByteChecks,
+        journal: Journal,
+    ) -> None:
+        """Ask `surroundings` what holds, check bytes by `byte_checks`, and tell `journal`; `clock` is the ledger's."""
+        self._clock = clock
+        self._surroundings = surroundings
+        self._byte_checks = byte_checks
+        self._journal = journal
+
+    async def acquire(self, asked: Acquisition, tenancy: Tenancy, *, node_draining: bool) -> HandoffAnswer:
+        """Answer with a lease or the text for each part.
+
+        Raises:
+            LimitExceededError: the client or the node has too many references; none is left of this call.
+        """
+        parts = self._decide_all(asked, tenancy, node_draining=node_draining)
+        await asyncio.gather(*(self._see_to_bytes(asked, tenancy, part) for part in parts if part.grant is not None))
+        self._end_shadows(asked, tenancy, parts)
+        answer = HandoffAnswer(
+            handoff_id=secrets.token_urlsafe(_HANDOFF_ID_BYTES),
+            parts=tuple(_answer(part) for part in parts),
+            layout=_layout(parts),
+        )
+        self._record(asked, tenancy, answer, parts)
+        return answer
+
+    # Deciding
+
+    def _decide_all(self, asked: Acquisition, tenancy: Tenancy, *, node_draining: bool) -> list[_Part]:
+        """Decide every part, the nearest first, and lease what passes; all or, on an error, nothing."""
+        parts: list[_Part] = []
+        now = self._clock()
+        with tenancy.ledger() as ledger:
+            found = [ledger.find(now=now, key=t.reference.key, generation=t.reference.generation) for t in asked.parts]
+            wanted = list(zip(asked.parts, found, places(found), strict=True))
+            try:
+                for terms, payload, place in reversed(wanted):
+                    nearer = sum(part.grant is not None for part in parts)
+                    stands = placed(terms, place, cached_segments_nearer=nearer)
+                    part = self._decide(asked, tenancy, stands, payload, place, node_draining=node_draining)
+                    parts.append(part)
+                    if _is_leased(part):
+                        part.grant = self._lease(asked.client, ledger, part)
+            except BaseException:
+                self._give_back(asked.client, ledger, parts)
+                raise
+        return parts[::-1]
+
+    def _decide(
+        self,
+        asked: Acquisition,
+        tenancy: Tenancy,
+        terms: AcquireTerms,
+        found: Payload | Tombstone | None,
+        place: Place,
+        *,
+        node_draining: bool,
+    ) -> _Part:
+        passage = self._surroundings.passage(
+            tenant=tenancy.tenant,
+            terms=terms,
+            found=found,
+            verification=asked.verification,
+            deadline_seconds=asked.deadline_seconds,
+            now=self._clock(),
+        )
+        candidate = _candidate(found, quarantine=passage.quarantine, node_draining=node_draining)
+        verdict = _ask(terms, candidate, passage.conditions)
+        return _Part(terms=terms, place=place, found=found, passage=passage, verdict=verdict)
+
+    def _lease(self, client: Client, ledger: Ledger, part: _Part) -> Grant:
+        assert isinstance(part.found, Payload), part
+        return ledger.lease(
+            now=self._clock(), client_id=client.client_id, attached=client.attached, payload_id=part.found.payload_id
+        )
+
+    # Bytes
+
+    async def _see_to_bytes(self, asked: Acquisition, tenancy: Tenancy, part: _Part) -> None:
+        """Check a leased part's bytes if that was asked for; it loses its lease if they are bad or late."""
+        if asked.verification is Verification.NONE:
+            return
+        assert part.grant is not None, part
+        assert isinstance(part.found, Payload), part
+        left = None if asked.deadline_seconds is None else self._time_left(asked)
+        failure = await self._byte_checks.check(
+            tenancy,
+            part.found,
+            part.grant,
+            client_id=asked.client.client_id,
+            level=asked.verification,
+            seconds_max=left,
+        )
+        part.verified_now = asked.verification
+        if failure is None:
+            return
+        reason, detail = failure
+        with tenancy.ledger() as ledger:
+            self._give_back(asked.client, ledger, [part])
+        ended = Candidate(known=True, ended=reason, ended_detail=detail)
+        part.verdict = part.verdict.after(_ask(part.terms, ended, part.passage.conditions))
+
+    def _time_left(self, asked: Acquisition) -> float:
+        assert asked.deadline_seconds is not None, asked
+        return asked.deadline_seconds - (time.perf_counter() - asked.arrived_at)
+
+    def _end_shadows(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[_Part]) -> None:
+        shadows = [part for part in parts if part.grant is not None and part.verdict.failure is not None]
+        with tenancy.ledger() as ledger:
+            self._give_back(asked.client, ledger, shadows)
+
+    def _give_back(self, client: Client, ledger: Ledger, parts: Sequence[_Part]) -> None:
+        """Return leases that the consumer was never told of, however they stand by now."""
+        for part in parts:
+            if part.grant is not None:
+                self._byte_checks.give_back(ledger, client.client_id, part.grant)
+                part.grant = None
+
+    # Remembering
+
+    def _record(self, asked: Acquisition, tenancy: Tenancy, answer: HandoffAnswer, parts: Sequence[_Part]) -> None:
+        terms = asked.parts[0]
+        record = HandoffRecord(
+            handoff_id=answer.handoff_id,
+            at=time.time(),
+            tenant=tenancy.tenant,
+            client_id=asked.client.client_id,
+            model=terms.model,
+            edge=terms.edge,
+            depth=terms.depth,
+            seconds=time.perf_counter() - asked.arrived_at,
+            deadline_seconds=asked.deadline_seconds,
+            parts=tuple(_part_record(part) for part in parts),
+        )
+        self._surroundings.note(record, now=self._clock())
+        self._journal.add(record)
+
+
+def _ask(terms: AcquireTerms, candidate: Candidate, conditions: Conditions) -> Verdict:
+    return decide(Question(terms=terms, candidate=candidate, conditions=conditions), clock=time.perf_counter)
+
+
+def _is_leased(part: _Part) -> bool:
+    """Tell whether a part gets a lease, be it only to see what would have become of it on a route that shadows."""
+    return part.verdict.failure is None or (part.passage.shadows and part.verdict.would_pass)
+
+
+def _candidate(found: Payload | Tombstone | None, *, quarantine: str | None, node_draining: bool) -> Candidate:
+    if isinstance(found, Tombstone):
+        return Candidate(
+            node_draining=node_draining,
+            known=True,
+            ended=found.reason,
+            ended_detail=found.detail,
+            quarantine=quarantine,
+        )
+    if found is None:
+        return Candidate(node_draining=node_draining, known=False)
+    ready = found.committed_at is not None
+    return Candidate(
+        node_draining=node_draining,
+        known=True,
+        descriptor=found.descriptor if ready else None,
+        quarantine=quarantine,
+    )
+
+
+def _answer(part: _Part) -> Leased | Fallback:
+    found = part.found
+    if part.grant is not None:
+        assert isinstance(found, Payload), part
+        assert found.descriptor is not None, part
+        expected = part.terms.aligner if found.descriptor.aligner is None else None
+        return Leased(grant=part.grant, descriptor=found.descriptor, aligner_to_apply=expected)
+    failure = part.verdict.failure
+    assert failure is not None, part
+    return Fallback(
+        finding=failure,
+        fallback=FallbackText() if found is None else found.fallback,
+        tokens=None if found is None else found.tokens,
+        retry_after_seconds=_NOT_READY_RETRY_SECONDS if failure.reason is Reason.PAYLOAD_NOT_READY else None,
+    )
+
+
+def _layout(parts: Sequence[_Part]) -> AttentionLayout | None:
+    spans = []
+    for part in parts:
+        offset, length = part.place.token_offset, part.place.length
+        if offset is None or length is None:
+            return None
+        position = part.terms.first_position + offset
+        if position + length > TOKENS_MAX:
+            return None
+        spans.append(AttentionSpan(first_position=position, length=length, cached=part.grant is not None))
+    return AttentionLayout(spans=tuple(spans)) if sum(span.length for span in spans) <= TOKENS_MAX else None
+
+
+def _part_record(part: _Part) -> PartRecord:
+    found = part.found
+    descriptor = found.descriptor if isinstance(found, Payload) else None
+    conditions = part.passage.conditions
+    record = PartRecord(
+        reference=part.terms.reference if found is None else found.reference,
+        verdict=part.verdict,
+        leased=part.grant is not None,
+        route=part.passage.route,
+        route_mode=conditions.policy.mode,
+        trial=part.passage.trial,
+        payload_id=found.payload_id if isinstance(found, Payload) else None,
+        verified_now=part.verified_now,
+    )
+    if descriptor is None:
+        return record
+    layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
+    return replace(
+        record,
+        valid_length=descriptor.valid_length,
+        payload_bytes=layout.canonical_bytes(descriptor.valid_length),
+        verified_at_commit=descriptor.verified,
+        aligner=descriptor.aligner or part.terms.aligner,
+        aligner_applied=descriptor.aligner is not None,
+    )
