@@ -33,7 +33,7 @@ _MAXIMA = {
     "chunk_bytes": CHUNK_BYTES_MAX,
 }
 """Settings with a greatest value of their own."""
-_POSITIVE = frozenset({"lease_ttl_seconds", "reservation_ttl_seconds", "upload_seconds_max"})
+_POSITIVE = frozenset({"lease_ttl_seconds", "reservation_ttl_seconds", "upload_seconds_max", "catalog_poll_seconds"})
 """Durations that nothing could be done within if they were 0."""
 _POSITIVE_SECONDS_MIN = 0.001
 _ROOT_UID = 0
@@ -119,6 +119,10 @@ class BridgeConfig:
     """Most handoffs whose checks and outcome are remembered."""
     breakers_max: int = 4096
     """Most routes between two model versions whose outcomes are counted."""
+    catalog: str = ""
+    """Path of the YAML file with models, aligners, routes and defaults; empty if the API changes them."""
+    catalog_poll_seconds: float = 1.0
+    """How often that file is looked at for changes; SIGHUP makes it be read at once."""
     upload_seconds_max: float = 600.0
     """How long one upload may take."""
     chunk_bytes: int = 1 << 20

@@ -1,0 +1,188 @@
+"""Keeps the running catalog: from a file that is watched, or as it is changed by the API."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbridge.catalog_file import CatalogFileError
+from kvbridge.core.catalog import Catalog
+from kvbridge.core.errors import WrongStateError
+from kvbridge.node.catalog_watch import WatchedFile
+
+_log = logging.getLogger(__name__)
+
+_DECLARED = "the catalog declares it"
+_SET_WITHOUT_WHY = "it was set without a reason"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningCatalog:
+    """The catalog in force, swapped as a whole."""
+
+    catalog: Catalog
+    """What is declared."""
+    version: int
+    """Counts the changes since the node started, those of the kill switch with them."""
+    changed_at: float
+    """When it was last changed, in seconds of Unix time."""
+
+
+class CatalogKeeper:
+    """The running catalog and the kill switch. Everything but reading the file happens on the event loop's thread."""
+
+    def __init__(self, file: str | None, poll_seconds: float, *, clock: Callable[[], float] = time.time) -> None:
+        """Keep the catalog in `file`, or, without one, whatever the API puts into it; `clock` gives Unix seconds."""
+        self._clock = clock
+        self._file = None if not file else str(Path(file).absolute())
+        self._watched = None if self._file is None else WatchedFile(self._file)
+        self._poll_seconds = poll_seconds
+        self._running = RunningCatalog(catalog=Catalog.empty(), version=0, changed_at=clock())
+        self._file_problem = ""
+        self._switch_why: str | None = None
+        self._listeners: list[Callable[[Catalog], None]] = []
+        self._woken = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        """Show what runs, and whence it comes."""
+        problem = ", newest content refused" if self._file_problem else ""
+        return f"<CatalogKeeper of {self._file or 'the API'}: version {self.version}, {self.catalog!r}{problem}>"
+
+    # Life
+
+    async def start(self) -> None:
+        """Read the file, if there is one, and begin to watch it.
+
+        Raises:
+            CatalogFileError: what the file holds cannot run.
+        """
+        if self._watched is None:
+            return
+        found = await asyncio.to_thread(self._watched.look)
+        if isinstance(found, CatalogFileError):
+            raise found
+        assert found is not None, "the first look always finds something"
+        self._swap(found)
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="kvbridge-catalog")
+        self._watcher.add_done_callback(_report_failure)
+
+    async def close(self) -> None:
+        """Stop watching."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+
+    # What runs
+
+    @property
+    def catalog(self) -> Catalog:
+        """Return the running catalog."""
+        return self._running.catalog
+
+    @property
+    def version(self) -> int:
+        """Return how often it has changed since the node started."""
+        return self._running.version
+
+    @property
+    def changed_at(self) -> float:
+        """Return when it was last changed, in seconds of Unix time."""
+        return self._running.changed_at
+
+    @property
+    def file(self) -> str:
+        """Return the file that it is read from; empty if the API changes it."""
+        return self._file or ""
+
+    @property
+    def file_problem(self) -> str:
+        """Return why the file's newest content was refused; empty if it runs."""
+        return self._file_problem
+
+    def kill_switch_reason(self) -> str | None:
+        """Return why every handoff is text, or None if the kill switch is off."""
+        if self._switch_why is not None:
+            return self._switch_why
+        return _DECLARED if self.catalog.kill_switch else None
+
+    # Changes
+
+    def add_listener(self, listener: Callable[[Catalog], None]) -> None:
+        """Call `listener` on the event loop's thread after every change, with the catalog that runs then."""
+        self._listeners.append(listener)
+
+    def require_changeable(self) -> None:
+        """Refuse to change what a file declares.
+
+        Raises:
+            WrongStateError: the catalog is read from a file.
+        """
+        if self._file is not None:
+            raise WrongStateError("catalog", f"is read from {self._file}; change it there")
+
+    def change(self, step: Callable[[Catalog], Catalog]) -> int:
+        """Let what `step` makes of the running catalog run, and return its version; errors are those of `step`.
+
+        Raises:
+            WrongStateError: the catalog is read from a file.
+        """
+        self.require_changeable()
+        self._swap(step(self.catalog))
+        return self.version
+
+    def set_kill_switch(self, *, engaged: bool, why: str) -> bool:
+        """Turn every handoff into text, or end that, and tell whether every handoff is text now.
+
+        What the catalog itself declares stays in force.
+        """
+        self._switch_why = (why or _SET_WITHOUT_WHY) if engaged else None
+        _log.warning("kill switch %s", "on" if engaged else "off", extra={"why": why})
+        self._swap(self.catalog)
+        return self.kill_switch_reason() is not None
+
+    def look_soon(self) -> None:
+        """Read the file again without waiting for the next poll."""
+        self._woken.set()
+
+    # Inside
+
+    async def _watch(self) -> None:
+        assert self._watched is not None
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_seconds):
+                    await self._woken.wait()
+            self._woken.clear()
+            found = await asyncio.to_thread(self._watched.look)
+            if found is not None:
+                self._take(found)
+
+    def _take(self, found: Catalog | CatalogFileError) -> None:
+        if isinstance(found, CatalogFileError):
+            self._file_problem = str(found)
+            _log.error(
+                "catalog file refused; the running catalog stays",
+                extra={"file": self._file, "version": self.version, "problems": found.lines},
+            )
+            return
+        self._file_problem = ""
+        if found is not self.catalog:
+            self._swap(found)
+            _log.info("catalog changed", extra={"version": self.version, "catalog": repr(found)})
+
+    def _swap(self, catalog: Catalog) -> None:
+        self._running = RunningCatalog(catalog=catalog, version=self.version + 1, changed_at=self._clock())
+        for listener in self._listeners:
+            listener(catalog)
+
+
+def _report_failure(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        _log.critical("the catalog file is not watched any more", exc_info=error)
