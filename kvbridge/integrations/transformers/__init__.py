@@ -15,6 +15,7 @@ from kvbridge.integrations.transformers.identity import model_tag
 from kvbridge.integrations.transformers.layers import HandoffLayer, HandoffSlidingLayer
 from kvbridge.integrations.transformers.masks import mask_for_model
 from kvbridge.integrations.transformers.port import ModelPort
+from kvbridge.integrations.transformers.selftest import MaskFigures, MaskSelfTest, attention_respects_mask
 from kvbridge.integrations.transformers.tokenizers import tokenizer_digest
 from kvbridge.integrations.transformers.weights import weight_dtype, weights_digest
 
@@ -25,10 +26,13 @@ __all__ = [
     "HandoffCache",
     "HandoffLayer",
     "HandoffSlidingLayer",
+    "MaskFigures",
+    "MaskSelfTest",
     "ModelPort",
     "UnsupportedCacheError",
     "UnsupportedModelError",
     "adapter_tag",
+    "attention_respects_mask",
     "build_cache",
     "cache_argument",
     "cache_from_handoff",
