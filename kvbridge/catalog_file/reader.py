@@ -9,7 +9,7 @@ import stat
 from kvbridge.catalog_file.errors import CatalogFileError, FileProblem
 from kvbridge.catalog_file.nodes import FILE_BYTES_MAX, Fields, Items, Node, UnreadableError, parse
 from kvbridge.catalog_file.schema import Filler
-from kvbridge.core.catalog import Catalog, InvalidCatalogError
+from kvbridge.core.catalog import Catalog, InvalidCatalogError, RoutePolicy
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.v1 import catalog_service_pb2 as pb
 from kvbridge.wire.catalog import decode_catalog
@@ -17,13 +17,13 @@ from kvbridge.wire.catalog import decode_catalog
 _SEGMENT = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
-def load_catalog_file(path: str) -> Catalog:
-    """Read the file at `path`.
+def load_catalog_file(path: str, built_in: RoutePolicy | None = None) -> Catalog:
+    """Read the file at `path`; where its defaults leave something out, `built_in` holds.
 
     Raises:
         CatalogFileError: it cannot be opened, or holds something that the schema does not allow.
     """
-    return read_catalog(read_bytes(path), path)
+    return read_catalog(read_bytes(path), path, built_in)
 
 
 def read_bytes(path: str) -> bytes:
@@ -43,8 +43,8 @@ def read_bytes(path: str) -> bytes:
         raise _cannot_be_read(path, getattr(error, "strerror", None) or str(error)) from error
 
 
-def read_catalog(content: bytes, path: str) -> Catalog:
-    """Return the catalog that `content`, which was read from `path`, declares.
+def read_catalog(content: bytes, path: str, built_in: RoutePolicy | None = None) -> Catalog:
+    """Return the catalog that `content`, which was read from `path`, declares, over the `built_in` defaults.
 
     Raises:
         CatalogFileError: it is no YAML, or holds something that the schema does not allow; all problems that can be
@@ -61,7 +61,7 @@ def read_catalog(content: bytes, path: str) -> Catalog:
     filler.fill(message, root)
     problems = [*filler.problems, *_unmeasured_aligners(root)]
     try:
-        catalog = decode_catalog(message)
+        catalog = decode_catalog(message, built_in)
     except InvalidCatalogError as error:
         problems += _located(error.faults, root, {problem.field for problem in problems})
         raise CatalogFileError(path, problems) from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbridge.catalog_file import CatalogFileError
-from kvbridge.core.catalog import Catalog
+from kvbridge.core.catalog import Catalog, RoutePolicy
 from kvbridge.core.errors import WrongStateError
 from kvbridge.node.catalog_watch import WatchedFile
 
@@ -36,13 +36,23 @@ class RunningCatalog:
 class CatalogKeeper:
     """The running catalog and the kill switch. Everything but reading the file happens on the event loop's thread."""
 
-    def __init__(self, file: str | None, poll_seconds: float, *, clock: Callable[[], float] = time.time) -> None:
-        """Keep the catalog in `file`, or, without one, whatever the API puts into it; `clock` gives Unix seconds."""
+    def __init__(
+        self,
+        file: str | None,
+        poll_seconds: float,
+        *,
+        built_in: RoutePolicy | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Keep the catalog in `file`, or, without one, whatever the API puts into it.
+
+        `built_in` are the defaults that hold unless the file has others; `clock` gives seconds of Unix time.
+        """
         self._clock = clock
         self._file = None if not file else str(Path(file).absolute())
-        self._watched = None if self._file is None else WatchedFile(self._file)
+        self._watched = None if self._file is None else WatchedFile(self._file, built_in)
         self._poll_seconds = poll_seconds
-        self._running = RunningCatalog(catalog=Catalog.empty(), version=0, changed_at=clock())
+        self._running = RunningCatalog(catalog=Catalog(defaults=built_in), version=0, changed_at=clock())
         self._file_problem = ""
         self._switch_why: str | None = None
         self._listeners: list[Callable[[Catalog], None]] = []

@@ -16,7 +16,7 @@ import time
 from typing import TypeAlias
 
 from kvbridge.catalog_file import CatalogFileError, read_bytes, read_catalog
-from kvbridge.core.catalog import Catalog
+from kvbridge.core.catalog import Catalog, RoutePolicy
 
 _SETTLED_NANOSECONDS = 2_000_000_000
 """How old a time stamp must be to tell one write from the next; coarse file systems count in pairs of seconds."""
@@ -27,9 +27,10 @@ _Signature: TypeAlias = tuple[int, ...]
 class WatchedFile:
     """One file. It is looked at from one thread at a time."""
 
-    def __init__(self, path: str) -> None:
-        """Watch what `path` leads to."""
+    def __init__(self, path: str, built_in: RoutePolicy | None = None) -> None:
+        """Watch what `path` leads to; where its defaults leave something out, `built_in` holds."""
         self._path = path
+        self._built_in = built_in
         self._signature: _Signature | None = None
         self._judged = b""
         self._good: tuple[bytes, Catalog] | None = None
@@ -57,7 +58,7 @@ class WatchedFile:
         if self._good is not None and self._good[0] == self._judged:
             return self._good[1]
         try:
-            catalog = read_catalog(content, self._path)
+            catalog = read_catalog(content, self._path, self._built_in)
         except CatalogFileError as error:
             return error
         self._good = (self._judged, catalog)

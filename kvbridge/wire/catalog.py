@@ -66,17 +66,17 @@ def encode_catalog(catalog: Catalog) -> pb.Catalog:
     )
 
 
-def decode_catalog(message: pb.Catalog) -> Catalog:
-    """Return the catalog in `message`.
+def decode_catalog(message: pb.Catalog, built_in: RoutePolicy | None = None) -> Catalog:
+    """Return the catalog in `message`, whose defaults hold as `built_in` where it leaves them out.
 
     Raises:
         InvalidCatalogError: entries cannot be, contradict one another, or are too many; it tells of all that can be
             seen at once.
     """
     faults: list[InvalidFieldError] = []
-    defaults = RoutePolicy()
+    defaults = built_in or RoutePolicy()
     try:
-        defaults = decode_policy(message.defaults, "defaults")
+        defaults = decode_policy(message.defaults, "defaults", defaults)
     except InvalidFieldError as error:
         faults.append(error)
 
@@ -212,15 +212,15 @@ def decode_overrides(message: pb.RoutePolicy, path: str) -> PolicyOverrides:
     return PolicyOverrides(mode=mode, **_given(message, _POLICY_NUMBERS), breaker=breaker)
 
 
-def decode_policy(message: pb.RoutePolicy, path: str) -> RoutePolicy:
-    """Return the policy in `message`, which stands at `path`; what is left out holds as built in.
+def decode_policy(message: pb.RoutePolicy, path: str, inherited: RoutePolicy) -> RoutePolicy:
+    """Return the policy in `message`, which stands at `path`, and where it leaves something out, what is `inherited`.
 
     Raises:
         InvalidFieldError: a field is out of its range.
     """
     overrides = decode_overrides(message, path)
     with _at(path):
-        return overrides.resolve(RoutePolicy())
+        return overrides.resolve(inherited)
 
 
 def decode_model_tag_at(message: types_pb2.ModelTag, path: str) -> ModelTag:
