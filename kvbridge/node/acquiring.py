@@ -29,7 +29,7 @@ from kvbridge.node.answers import Fallback, HandoffAnswer, Leased
 from kvbridge.node.byte_checks import ByteChecks
 from kvbridge.node.identity import Client
 from kvbridge.node.journal import Journal
-from kvbridge.node.surroundings import Passage, Surroundings
+from kvbridge.node.surroundings import Circumstances, Passage, Surroundings
 from kvbridge.node.tenancy import Tenancy
 
 _HANDOFF_ID_BYTES = 12
@@ -138,14 +138,13 @@ class Acquiring:
         *,
         node_draining: bool,
     ) -> _Part:
-        passage = self._surroundings.passage(
+        made = Circumstances(
             tenant=tenancy.tenant,
-            terms=terms,
-            found=found,
+            attached=asked.client.attached,
             verification=asked.verification,
             deadline_seconds=asked.deadline_seconds,
-            now=self._clock(),
         )
+        passage = self._surroundings.passage(terms, found, made, now=self._clock())
         candidate = _candidate(found, quarantine=passage.quarantine, node_draining=node_draining)
         verdict = _ask(terms, candidate, passage.conditions)
         return _Part(terms=terms, place=place, found=found, passage=passage, verdict=verdict)
@@ -214,7 +213,7 @@ class Acquiring:
             deadline_seconds=asked.deadline_seconds,
             parts=tuple(_part_record(part) for part in parts),
         )
-        self._surroundings.note(record, now=self._clock())
+        self._surroundings.note(record, [part.grant for part in parts], now=self._clock())
         self._journal.add(record)
 
 

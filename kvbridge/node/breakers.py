@@ -1,11 +1,42 @@
-"""The breakers of all routes that were taken lately."""
+"""The breakers of all routes that were taken lately, and what feeds them.
+
+1. Every handoff of a cache counts as a good one when it is handed over, and as a bad one if its consumer reports so.
+2. A payload whose bytes or tokens were found bad counts once, however many consumers ask for it; an alignment that is
+   not good enough counts whenever it is the reason for the text.
+3. A trial counts as good when its consumer reports so, or gives its lease back without a complaint.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from kvbridge.core.breaker import Admission, Breaker, BreakerPolicy
-from kvbridge.core.journal import RouteKey
+from kvbridge.core.breaker import Admission, BadOutcome, Breaker, BreakerPolicy, BreakerState
+from kvbridge.core.descriptor import PayloadReference
+from kvbridge.core.journal import HandoffQuality, HandoffRecord, HandoffUse, Outcome, PartRecord, RouteKey
+from kvbridge.core.reasons import Reason
+
+_log = logging.getLogger(__name__)
+
+_BAD_FINDINGS = {
+    Reason.PAYLOAD_CORRUPT: BadOutcome.CORRUPT,
+    Reason.VALUES_NOT_FINITE: BadOutcome.CORRUPT,
+    Reason.PROBE_BELOW_THRESHOLD: BadOutcome.PROBE,
+    Reason.ALIGNMENT_ERROR_EXCEEDED: BadOutcome.ALIGNMENT,
+}
+_SEVERITY = (BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """A handoff that is to show whether a route is good again."""
+
+    route: RouteKey
+    """The route."""
+    handoff_id: str
+    """Names the handoff."""
 
 
 class Breakers:
@@ -15,6 +46,13 @@ class Breakers:
         """Start with every route closed; of more than `breakers_max` routes the longest unused is forgotten."""
         self._breakers_max = breakers_max
         self._breakers: OrderedDict[RouteKey, Breaker] = OrderedDict()
+        self._bad_payloads: OrderedDict[PayloadReference, None] = OrderedDict()
+        self._trials: OrderedDict[str, _Trial] = OrderedDict()  # by lease token, until one thing decides each
+
+    def __repr__(self) -> str:
+        """Show how many routes there are, and how many are not closed."""
+        tripped = sum(breaker.state is not BreakerState.CLOSED for breaker in self._breakers.values())
+        return f"<Breakers of {len(self._breakers)} routes, {tripped} tripped>"
 
     def admit(self, route: RouteKey, policy: BreakerPolicy, *, now: float) -> Admission:
         """Say whether a handoff may take this route now."""
@@ -26,10 +64,96 @@ class Breakers:
         elif breaker.policy is not policy and breaker.policy != policy:
             breaker.replace_policy(now, policy)
         self._breakers.move_to_end(route)
-        return breaker.admit(now)
+        admission = breaker.admit(now)
+        self._announce(route, breaker)
+        return admission
 
-    def abandon_trial(self, route: RouteKey, *, now: float) -> None:
-        """Make room for another trial in place of one that did not take place."""
-        breaker = self._breakers.get(route)
-        if breaker is not None:
+    def note(self, part: PartRecord, *, now: float) -> None:
+        """Count what became of one part when it was answered."""
+        breaker = None if part.route is None else self._breakers.get(part.route)
+        if part.route is None or breaker is None:
+            return
+        if part.leased:
+            if not part.trial:
+                breaker.record_good(now, trial=False)
+        else:
+            self._note_text(part, breaker, now)
+        self._announce(part.route, breaker)
+
+    def trial_began(self, route: RouteKey, *, lease_token: str, handoff_id: str) -> None:
+        """Remember whose report or return decides a trial."""
+        self._trials[lease_token] = _Trial(route=route, handoff_id=handoff_id)
+        if len(self._trials) > self._breakers_max:
+            self._trials.popitem(last=False)
+
+    def returned(self, lease_tokens: Iterable[str], *, now: float) -> None:
+        """Count trials whose leases came back without a complaint."""
+        if not self._trials:
+            return
+        for token in lease_tokens:
+            trial = self._trials.pop(token, None)
+            breaker = None if trial is None else self._breakers.get(trial.route)
+            if trial is not None and breaker is not None:
+                breaker.record_good(now, trial=True)
+                self._announce(trial.route, breaker)
+
+    def reported(self, record: HandoffRecord, outcome: Outcome, *, now: float) -> None:
+        """Count what a consumer reported of a handoff for the first time."""
+        undecided = self._decide_trials(record.handoff_id)
+        for part in record.parts:
+            breaker = None if part.route is None else self._breakers.get(part.route)
+            if part.leased and part.route is not None and breaker is not None:
+                _count(outcome, breaker, now, trial=part.route in undecided)
+                self._announce(part.route, breaker)
+
+    def of_route(self, name: str) -> tuple[str, str]:
+        """Return the worst state among the breakers of a route, and its figures for people."""
+        breakers = [breaker for key, breaker in self._breakers.items() if key.route == name]
+        if not breakers:
+            return (BreakerState.CLOSED, "")
+        worst = min(breakers, key=lambda breaker: _SEVERITY.index(breaker.state))
+        return (worst.state, repr(worst).strip("<>"))
+
+    def _note_text(self, part: PartRecord, breaker: Breaker, now: float) -> None:
+        if part.trial:
             breaker.abandon_trial(now)
+        failure = part.verdict.failure
+        outcome = None if failure is None else _BAD_FINDINGS.get(failure.reason)
+        if outcome is not None and (outcome is BadOutcome.ALIGNMENT or self._is_news(part.reference)):
+            breaker.record_bad(now, outcome, trial=part.trial)
+
+    def _is_news(self, reference: PayloadReference) -> bool:
+        if reference in self._bad_payloads:
+            return False
+        self._bad_payloads[reference] = None
+        if len(self._bad_payloads) > self._breakers_max:
+            self._bad_payloads.popitem(last=False)
+        return True
+
+    def _decide_trials(self, handoff_id: str) -> set[RouteKey]:
+        tokens = [token for token, trial in self._trials.items() if trial.handoff_id == handoff_id]
+        return {self._trials.pop(token).route for token in tokens}
+
+    def _announce(self, route: RouteKey, breaker: Breaker) -> None:
+        for change in breaker.take_changes():
+            _log.warning(
+                "route breaker changed",
+                extra={
+                    "route": route.route,
+                    "source": f"{route.source.name}@{route.source.revision}",
+                    "target": f"{route.target.name}@{route.target.revision}",
+                    "edge": route.edge,
+                    "before": change.before,
+                    "after": change.after,
+                    "detail": change.detail,
+                },
+            )
+
+
+def _count(outcome: Outcome, breaker: Breaker, now: float, *, trial: bool) -> None:
+    if outcome.quality is HandoffQuality.BAD:
+        breaker.record_bad(now, BadOutcome.REPORTED, trial=trial)
+    elif trial and outcome.use is HandoffUse.USED:
+        breaker.record_good(now, trial=True)
+    elif trial:
+        breaker.abandon_trial(now)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvbridge.config import BridgeConfig
-from kvbridge.core.catalog.policy import RoutePolicy
+from kvbridge.core.catalog import Catalog, RoutePolicy
 from kvbridge.core.descriptor import PayloadSpec
 from kvbridge.core.errors import UnavailableError, WrongStateError
 from kvbridge.core.layout import slot_layout
@@ -25,9 +25,12 @@ from kvbridge.node.answers import HandoffAnswer
 from kvbridge.node.background import Background
 from kvbridge.node.breakers import Breakers
 from kvbridge.node.byte_checks import ByteChecks
+from kvbridge.node.costs import CostKeeper
+from kvbridge.node.fixed_catalog import FixedCatalog
 from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, Client, Sessions
 from kvbridge.node.journal import Journal
-from kvbridge.node.surroundings import Surroundings
+from kvbridge.node.reports import Reports
+from kvbridge.node.surroundings import RunningCatalog, Surroundings
 from kvbridge.node.tenancy import Tenancy
 from kvbridge.node.verification import Verifier
 from kvbridge.wire import Seal
@@ -69,7 +72,16 @@ class Bridge:
         self._background = Background()
         self._housekeeper: asyncio.Task[None] | None = None
         self.journal = Journal(config.journal_records_max)
-        self._acquiring = self._new_acquiring()
+        self.catalog: RunningCatalog = FixedCatalog(Catalog(defaults=_default_policy(config)))
+        self.breakers = Breakers(config.breakers_max)
+        self.costs = CostKeeper(config.node_id)
+        self.reports = Reports(clock=clock, journal=self.journal, breakers=self.breakers, costs=self.costs)
+        self._acquiring = Acquiring(
+            clock=clock,
+            surroundings=Surroundings(catalog=self.catalog, breakers=self.breakers, costs=self.costs),
+            byte_checks=ByteChecks(clock=clock, verifier=self._verifier, background=self._background),
+            journal=self.journal,
+        )
 
     def __repr__(self) -> str:
         """Show what the node holds."""
@@ -207,7 +219,9 @@ class Bridge:
             NotYoursError: one belongs to another client.
         """
         with self._tenancy(client).ledger() as ledger:
-            return ledger.release(now=self._clock(), client_id=client.client_id, tokens=tokens)
+            expired = ledger.release(now=self._clock(), client_id=client.client_id, tokens=tokens)
+        self.breakers.returned(set(tokens) - expired, now=self._clock())
+        return expired
 
     def end_client(self, client: Client) -> None:
         """Take back everything from a client that is gone."""
@@ -278,18 +292,6 @@ class Bridge:
         ledger = Ledger(arena_bytes=config.arena_bytes, limits=limits, new_token=self._new_token)
         return Tenancy(tenant=tenant, ledger=ledger, arena=arena, epoch=self.epoch)
 
-    def _new_acquiring(self) -> Acquiring:
-        config = self.config
-        return Acquiring(
-            clock=self._clock,
-            surroundings=Surroundings(
-                policy=RoutePolicy(tokens_min_unmeasured=config.unmeasured_tokens_min),
-                breakers=Breakers(config.breakers_max),
-            ),
-            byte_checks=ByteChecks(clock=self._clock, verifier=self._verifier, background=self._background),
-            journal=self.journal,
-        )
-
     async def _verify_and_finish(self, tenancy: Tenancy, payload: Payload, *, hold: bool) -> Committed | Rejected:
         assert payload.descriptor is not None, payload
         descriptor = payload.descriptor
@@ -322,6 +324,10 @@ class Bridge:
             with tenancy.ledger() as ledger:
                 usages.append(ledger.usage())
         return usages
+
+
+def _default_policy(config: BridgeConfig) -> RoutePolicy:
+    return RoutePolicy(tokens_min_unmeasured=config.unmeasured_tokens_min)
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from kvbridge.core.breaker import AdmissionKind
-from kvbridge.core.catalog.policy import RouteMode, RoutePolicy
+from kvbridge.core.breaker import Admission, AdmissionKind
+from kvbridge.core.catalog import Catalog, RouteMode, RoutePolicy
 from kvbridge.core.descriptor import PayloadDescriptor, Verification
-from kvbridge.core.gate import AcquireTerms, Conditions, Costs
+from kvbridge.core.gate import AcquireTerms, AlignerStanding, Conditions, Costs
 from kvbridge.core.journal import HandoffRecord, RouteKey
-from kvbridge.core.ledger import Payload, Tombstone
+from kvbridge.core.ledger import Grant, Payload, Tombstone
+from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.node.breakers import Breakers
+from kvbridge.node.costs import CostKeeper
 
 _SHARE_BYTES = 8
 _SHARE_STEPS = 1 << 53
 """As many as a float tells apart in [0, 1)."""
 _SHARE_SURPLUS_BITS = 8 * _SHARE_BYTES - 53
+
+
+class RunningCatalog(Protocol):
+    """The catalog as it is at the moment."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """Return the running snapshot."""
+
+    def kill_switch_reason(self) -> str | None:
+        """Return why every handoff is text, or None if it is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +40,11 @@ class Passage:
 
     conditions: Conditions
     """What the gate is told."""
-    quarantine: str | None
+    quarantine: str | None = None
     """What about the payload is quarantined; None if nothing is."""
-    route: RouteKey | None
+    route: RouteKey | None = None
     """The route that applies; None if who computed the cache is not known."""
-    trial: bool
+    trial: bool = False
     """Whether the breaker lets this through as a trial, to be given up if it does not take place."""
 
     @property
@@ -38,57 +53,105 @@ class Passage:
         return self.conditions.policy.mode is RouteMode.SHADOW
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """How one acquire was made, alike for all its parts."""
+
+    tenant: str
+    """The caller's tenant."""
+    attached: bool
+    """Whether the caller shares memory with the node."""
+    verification: Verification
+    """How far the bytes are to be checked again."""
+    deadline_seconds: float | None
+    """What the caller's deadline leaves; None if it has none."""
+
+
 class Surroundings:
     """Everything that the gate asks about but the payload itself."""
 
-    def __init__(self, *, policy: RoutePolicy, breakers: Breakers) -> None:
-        """Apply `policy` to every route."""
-        self._policy = policy
+    def __init__(self, *, catalog: RunningCatalog, breakers: Breakers, costs: CostKeeper) -> None:
+        """Gather from these."""
+        self._catalog = catalog
         self._breakers = breakers
+        self._costs = costs
 
     def passage(
-        self,
-        *,
-        tenant: str,
-        terms: AcquireTerms,
-        found: Payload | Tombstone | None,
-        verification: Verification,
-        deadline_seconds: float | None,
-        now: float,
+        self, terms: AcquireTerms, found: Payload | Tombstone | None, made: Circumstances, *, now: float
     ) -> Passage:
         """Return what holds for one part."""
-        del tenant, verification
+        kill_switch = self._catalog.kill_switch_reason()
         if found is None:
-            return Passage(conditions=Conditions(policy=self._policy), quarantine=None, route=None, trial=False)
+            return Passage(conditions=Conditions(kill_switch=kill_switch))
+        catalog = self._catalog.catalog
+        source = _source(found)
+        route = catalog.route_for(source, terms.model, terms.edge)
+        key = RouteKey(route=route.name, source=source, target=terms.model, edge=terms.edge)
+        admission = self._breakers.admit(key, route.policy.breaker, now=now)
         descriptor = found.descriptor if isinstance(found, Payload) else None
-        source = found.model if isinstance(found, Tombstone) else found.spec.model
-        route = RouteKey(route="default", source=source, target=terms.model, edge=terms.edge)
-        admission = self._breakers.admit(route, self._policy.breaker, now=now)
-        refused = admission.kind is AdmissionKind.REFUSED
+        target = catalog.model(terms.model)
         conditions = Conditions(
-            policy=self._policy,
-            breaker=f"{admission.bad_share:.1%} of {admission.samples} handoffs were bad" if refused else None,
-            canary_share=_canary_share(route.route, terms),
-            costs=self._costs(descriptor, deadline_seconds),
+            kill_switch=kill_switch,
+            route=route.name,
+            policy=route.policy,
+            breaker=_refusal(admission),
+            canary_share=canary_share(route.name, terms),
+            source_family=catalog.family(source),
+            target_family=catalog.family(terms.model),
+            target_geometry=None if target is None else target.geometry,
+            aligner=_standing(catalog, _claimed(descriptor, terms)),
+            costs=self._costs_of(descriptor, terms, made, route.policy),
         )
-        return Passage(conditions=conditions, quarantine=None, route=route, trial=admission.kind is AdmissionKind.TRIAL)
+        return Passage(conditions=conditions, route=key, trial=admission.kind is AdmissionKind.TRIAL)
 
-    def note(self, record: HandoffRecord, *, now: float) -> None:
-        """Learn from a handoff that was answered."""
-        for part in record.parts:
-            if part.route is not None and part.trial and not part.leased:
-                self._breakers.abandon_trial(part.route, now=now)
+    def note(self, record: HandoffRecord, grants: Sequence[Grant | None], *, now: float) -> None:
+        """Learn from a handoff that was answered, part by part, with `grants` for those that were leased."""
+        for part, grant in zip(record.parts, grants, strict=True):
+            self._breakers.note(part, now=now)
+            if part.trial and part.route is not None and grant is not None:
+                self._breakers.trial_began(part.route, lease_token=grant.token, handoff_id=record.handoff_id)
 
-    def _costs(self, descriptor: PayloadDescriptor | None, deadline_seconds: float | None) -> Costs:
-        floor = self._policy.tokens_min_unmeasured
-        if descriptor is None or descriptor.valid_length >= floor:
-            return Costs(deadline_seconds=deadline_seconds)
-        problem = f"nothing is measured, and {descriptor.valid_length} tokens are under the floor of {floor}"
-        return Costs(problem=problem, deadline_seconds=deadline_seconds)
+    def _costs_of(
+        self, descriptor: PayloadDescriptor | None, terms: AcquireTerms, made: Circumstances, policy: RoutePolicy
+    ) -> Costs:
+        if descriptor is None:
+            return Costs(deadline_seconds=made.deadline_seconds)
+        return self._costs.costs(
+            descriptor,
+            consumer=terms.model,
+            attached=made.attached,
+            policy=policy,
+            verification=made.verification,
+            deadline_seconds=made.deadline_seconds,
+        )
 
 
-def _canary_share(route: str, terms: AcquireTerms) -> float:
+def canary_share(route: str, terms: AcquireTerms) -> float:
     """Return where a conversation falls on a route, evenly in [0, 1) and always in the same place."""
     sticks_to = f"{route}\0{terms.affinity or terms.reference.key}".encode()
     digest = hashlib.blake2b(sticks_to, digest_size=_SHARE_BYTES).digest()
     return (int.from_bytes(digest, "big") >> _SHARE_SURPLUS_BITS) / _SHARE_STEPS
+
+
+def _source(found: Payload | Tombstone) -> ModelTag:
+    return found.model if isinstance(found, Tombstone) else found.spec.model
+
+
+def _claimed(descriptor: PayloadDescriptor | None, terms: AcquireTerms) -> AlignerTag | None:
+    return terms.aligner if descriptor is None or descriptor.aligner is None else descriptor.aligner
+
+
+def _standing(catalog: Catalog, claimed: AlignerTag | None) -> AlignerStanding:
+    if claimed is None:
+        return AlignerStanding()
+    return AlignerStanding(
+        name_known=catalog.aligner_named(claimed.name),
+        entry=catalog.aligner(claimed),
+        problem=catalog.aligner_problem(claimed),
+    )
+
+
+def _refusal(admission: Admission) -> str | None:
+    if admission.kind is not AdmissionKind.REFUSED:
+        return None
+    return f"{admission.bad_share:.1%} of {admission.samples} handoffs were bad"

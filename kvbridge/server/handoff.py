@@ -15,6 +15,7 @@ from kvbridge.node.identity import Client
 from kvbridge.server.answers import Answers
 from kvbridge.server.calls import caller, require_time, time_remaining
 from kvbridge.server.outcomes import encode_outcome
+from kvbridge.server.reports import take_report
 from kvbridge.server.terms import decode_acquisition, encode_layout
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
@@ -121,6 +122,15 @@ class HandoffServicer(HandoffServiceServicer):
 
         async def work() -> pb.ReleaseResponse:
             return pb.ReleaseResponse(expired_tokens=sorted(self._bridge.release(client, request.tokens)))
+
+        return await self._answers.once(client.client_id, request.request_id, request, work)
+
+    async def Report(self, request: pb.ReportRequest, context: _Context) -> pb.ReportResponse:  # noqa: N802
+        """Take what a consumer says of a handoff."""
+        client = caller(self._bridge.sessions, context)
+
+        async def work() -> pb.ReportResponse:
+            return take_report(self._bridge.reports, client, request)
 
         return await self._answers.once(client.client_id, request.request_id, request, work)
 

@@ -970,12 +970,13 @@ class ReportRequest(_message.Message):
     TOKENS_SAVED_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     SCATTER_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Required. Chosen by the client; the same id again gives the same answer."""
     handoff_id: _builtins.str
-    """Required. From Acquire; the caller must be the client that acquired."""
+    """From Acquire; the caller must be the client that acquired. Empty for measurements that belong to no handoff."""
     use: Global___HandoffUse.ValueType
-    """Required. What the consumer did."""
+    """What the consumer did; required with a handoff."""
     quality: Global___HandoffQuality.ValueType
     """How good the result was, as far as the consumer knows."""
     detail: _builtins.str
@@ -990,6 +991,10 @@ class ReportRequest(_message.Message):
     def scatter(self) -> Global___MeasuredTransfer:
         """How long it took to bring the cache into the consumer's own memory; absent if it was read in place."""
 
+    @_builtins.property
+    def model(self) -> _types_pb2.ModelTag:
+        """The model that was measured; required without a handoff, and else that of the handoff."""
+
     def __init__(
         self,
         *,
@@ -1001,10 +1006,11 @@ class ReportRequest(_message.Message):
         tokens_saved: _builtins.int = ...,
         prefill: Global___MeasuredPrefill | None = ...,
         scatter: Global___MeasuredTransfer | None = ...,
+        model: _types_pb2.ModelTag | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "scatter", b"scatter"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prefill", b"prefill", "scatter", b"scatter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "handoff_id", b"handoff_id", "prefill", b"prefill", "quality", b"quality", "request_id", b"request_id", "scatter", b"scatter", "tokens_saved", b"tokens_saved", "use", b"use"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "handoff_id", b"handoff_id", "model", b"model", "prefill", b"prefill", "quality", b"quality", "request_id", b"request_id", "scatter", b"scatter", "tokens_saved", b"tokens_saved", "use", b"use"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,75 @@
+"""What prefills and handoffs cost on this node, for the gate's question whether a handoff pays."""
+
+from __future__ import annotations
+
+from kvbridge.core.catalog.policy import RoutePolicy
+from kvbridge.core.cost import CostLimits, CostModel, CostPolicy, judge
+from kvbridge.core.descriptor import PayloadDescriptor, Verification
+from kvbridge.core.gate import Costs
+from kvbridge.core.layout import slot_layout
+from kvbridge.core.tags import ModelTag
+
+BY_VALUE = "(by value)"
+"""Stands for the place of clients that share no memory with the node; no node has this name."""
+
+
+class CostKeeper:
+    """Takes measurements and answers with estimates."""
+
+    def __init__(self, node_id: str, limits: CostLimits | None = None) -> None:
+        """Start without any measurement."""
+        self.model = CostModel(limits or CostLimits())
+        self._node_id = node_id
+
+    def __repr__(self) -> str:
+        """Show how much is measured."""
+        return f"<CostKeeper of {self._node_id}: {self.model!r}>"
+
+    def costs(
+        self,
+        descriptor: PayloadDescriptor,
+        *,
+        consumer: ModelTag,
+        attached: bool,
+        policy: RoutePolicy,
+        verification: Verification,
+        deadline_seconds: float | None,
+    ) -> Costs:
+        """Return what handing over a payload costs, and whether that pays."""
+        nbytes = slot_layout(descriptor.geometry, descriptor.capacity_tokens).canonical_bytes(descriptor.valid_length)
+        estimate = self.model.estimate(consumer, self._pair(attached=attached), descriptor.valid_length, nbytes)
+        wanted = CostPolicy(tokens_min_unmeasured=policy.tokens_min_unmeasured, gain_min=policy.gain_min)
+        return Costs(
+            problem=judge(estimate, descriptor.valid_length, wanted),
+            prefill_seconds=estimate.prefill_seconds,
+            handoff_seconds=estimate.handoff_seconds,
+            bytes_seconds=self._bytes_seconds(nbytes, verification),
+            deadline_seconds=deadline_seconds,
+        )
+
+    def record_prefill(self, model: ModelTag, tokens: int, seconds: float) -> None:
+        """Take a consumer's report of a prefill.
+
+        Raises:
+            InvalidFieldError: a figure is not a positive, finite number within bounds.
+        """
+        self.model.record_prefill(model, tokens, seconds)
+
+    def record_scatter(self, model: ModelTag, nbytes: int, seconds: float) -> None:
+        """Take a consumer's report of how long it took to bring a cache into its own memory.
+
+        Raises:
+            InvalidFieldError: a figure is not a positive, finite number within bounds.
+        """
+        self.model.record_scatter(model, nbytes, seconds)
+
+    def record_download(self, nbytes: int, seconds: float) -> None:
+        """Take the node's own measurement of a download."""
+        self.model.record_transfer(self._pair(attached=False), nbytes, seconds)
+
+    def _pair(self, *, attached: bool) -> tuple[str, str]:
+        return (self._node_id, self._node_id if attached else BY_VALUE)
+
+    def _bytes_seconds(self, nbytes: int, verification: Verification) -> float:
+        del nbytes, verification
+        return 0.0
