@@ -13,9 +13,9 @@
    towards the handoff is never found out, for then nothing is prefilled. So beyond its knots `at_least`, for a prefill,
    goes no further than what holds of any `fixed + a * size + b * size**2` of which no term is negative. Towards smaller
    sizes it shrinks with the square. Towards larger ones it grows along the steepest line through two knots, either of
-   which is doubted by the factor of two, and no faster than in proportion; after a single octave it does not grow, for
-   its cost may all be fixed. `at_most`, for what a handoff costs, is the mirror image for `fixed + a * size`: towards
-   larger sizes it grows in proportion, towards smaller ones it does not shrink.
+   which is doubted by the factor of two, and so more slowly than in proportion; after a single octave it does not
+   grow, for its cost may all be fixed. `at_most`, for what a handoff costs, is the mirror image for
+   `fixed + a * size`: towards larger sizes it grows in proportion, towards smaller ones it does not shrink.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _grown(knots: list[Knot], size: int) -> float:
     last = knots[-1]
     size_end = 2 * last.size_min
     slopes = [(last.seconds / DOUBT - knot.seconds * DOUBT) / (last.size - knot.size) for knot in knots[:-1]]
-    return last.rate * min(size, size_end) + min(last.rate, max([0.0, *slopes])) * max(0, size - size_end)
+    return last.rate * min(size, size_end) + max([0.0, *slopes]) * max(0, size - size_end)
 
 
 def _rates_of(stored: object) -> list[float]:

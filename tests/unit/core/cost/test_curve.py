@@ -103,12 +103,12 @@ def test_where_all_is_measured_both_are_right_to_a_factor_of_two(data: st.DataOb
 
 
 @given(
-    reports=st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(1e-9, 1e4)), max_size=60),
+    reports=st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(1e-9, 1e4)), max_size=12),
     sizes=st.lists(st.integers(0, 1 << 22), min_size=2, max_size=8).map(sorted),
 )
 def test_neither_reading_falls_with_size(reports: list[Report], sizes: list[int]) -> None:
     """Whatever was reported, more never takes less, and the cautious reading for one use is never above the other's."""
-    curve = curve_of(reports)
+    curve = curve_of([report for report in reports for _ in range(RATES_MIN)])
     for reading in (curve.at_least, curve.at_most):
         seconds = [reading(size) for size in sizes]
         if seconds[0] is None:
@@ -164,6 +164,14 @@ def test_beyond_two_octaves_a_prefill_grows_along_the_doubted_line() -> None:
     at_end, beyond = curve.at_least(131_072), curve.at_least(262_144)
     assert at_end == 128.0
     assert beyond == pytest.approx(128.0 + 131_072 * (96 / 2 - 1.5 * 2) / (98_304 - 1536))
+
+
+def test_between_octaves_far_apart_a_prefill_takes_no_less_than_the_smaller() -> None:
+    """A straight line is too much for what grows with the square, and the square too little for what is fixed."""
+    flat = curve_of([(1024, 3.0)] * 3 + [(65_536, 3.0)] * 3)
+    steep = curve_of([(size, size**2 / 2**20) for size in (1024, 65_536) for _ in range(3)])
+    assert flat.at_least(8192) == pytest.approx(4.5)
+    assert steep.at_least(32_768) == pytest.approx(1024.0)
 
 
 def test_the_newest_reports_win() -> None:
