@@ -18,6 +18,7 @@ from kvbridge.integrations.transformers.port import ModelPort
 from kvbridge.integrations.transformers.selftest import MaskFigures, MaskSelfTest, attention_respects_mask
 from kvbridge.integrations.transformers.tokenizers import tokenizer_digest
 from kvbridge.integrations.transformers.weights import weight_dtype, weights_digest
+from kvbridge.transform.masks import MaskError, MaskForm, query_positions
 
 __all__ = [
     "CacheMismatchError",
@@ -26,7 +27,9 @@ __all__ = [
     "HandoffCache",
     "HandoffLayer",
     "HandoffSlidingLayer",
+    "MaskError",
     "MaskFigures",
+    "MaskForm",
     "MaskSelfTest",
     "ModelPort",
     "UnsupportedCacheError",
@@ -42,6 +45,7 @@ __all__ = [
     "mask_for_model",
     "model_tag",
     "publish_cache",
+    "query_positions",
     "tokenizer_digest",
     "weight_dtype",
     "weights_digest",

@@ -14,14 +14,15 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from kvbridge.core.attention import AttentionLayout
 from kvbridge.integrations.transformers import (
     CacheMismatchError,
+    MaskForm,
     UnsupportedCacheError,
     UnsupportedModelError,
     cache_argument,
     mask_for_model,
+    query_positions,
 )
 from kvbridge.integrations.transformers.families import FAMILIES
 from kvbridge.integrations.transformers.masks import MASKS_BY_LAYER_TYPE, mask_form
-from kvbridge.transform.masks import MaskForm, query_positions
 from tests.integration.transformers.test_families import family_model
 from tests.integration.transformers.tiny import WINDOW, config, model, token_ids
 from tests.layouts import layout_of

@@ -10,10 +10,9 @@ import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from kvbridge.integrations.transformers import MaskSelfTest, attention_respects_mask, cache_argument
+from kvbridge.integrations.transformers import MaskForm, MaskSelfTest, attention_respects_mask, cache_argument
 from kvbridge.integrations.transformers.families import FAMILIES
 from kvbridge.integrations.transformers.selftest import DETAIL_CHARACTERS_MAX
-from kvbridge.transform.masks import MaskForm
 from tests.integration.transformers.test_families import family_model
 from tests.integration.transformers.tiny import model, token_ids
 
