@@ -8,6 +8,7 @@ from enum import StrEnum, unique
 from kvbridge.core.catalog.policy import RouteMode
 from kvbridge.core.descriptor import PayloadReference, Verification
 from kvbridge.core.gate import Verdict
+from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import AlignerTag, ModelTag
 
 
@@ -92,6 +93,12 @@ class PartRecord:
     aligner_applied: bool = False
     """Whether the producer applied it already."""
 
+    @property
+    def reason(self) -> Reason | None:
+        """Return why the consumer was told to take the text; None with a lease."""
+        failure = None if self.leased else self.verdict.failure
+        return None if failure is None else failure.reason
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffRecord:
@@ -115,6 +122,8 @@ class HandoffRecord:
     """From the arrival of the request to its answer."""
     deadline_seconds: float | None
     """What the caller's deadline left at arrival; None if it had none."""
+    by_value: bool = False
+    """Whether the caller shares no memory with the node, so that it downloads what it leases."""
     parts: tuple[PartRecord, ...]
     """One record for each part, in the order that was asked for."""
     outcome: Outcome | None = None

@@ -96,7 +96,7 @@ class Journal:
         return self._records.get(handoff_id)
 
     def newest(self, tenant: str, reason: Reason | None = None) -> HandoffRecord | None:
-        """Return a tenant's newest record, or its newest one with a part that fell back for `reason`, if there is one."""
+        """Return a tenant's newest record, or the newest one with a part that fell back for `reason`, if any."""
         handoff_id = self._newest.get((tenant, reason))
         return None if handoff_id is None else self._records[handoff_id]
 
