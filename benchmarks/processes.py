@@ -64,6 +64,7 @@ def running_bridge(arena_bytes: int) -> Iterator[RunningBridge]:
         socket = str(Path(directory, "bridge.sock"))
         log = Path(directory, "bridge.log")
         command = [sys.executable, "-m", "kvbridge", "serve", "--socket", socket, "--listen", ""]
+        command += ["--metrics-listen", ""]
         command += ["--unmeasured-tokens-min", "1"]  # A payload of 1 MiB is few tokens.
         command += ["--arena-bytes", str(arena_bytes), "--drain-seconds", "0.2"]
         with log.open("wb") as output:

@@ -24,11 +24,15 @@ INTEGER_MAX = (1 << 31) - 1
 """Greatest count: what gRPC takes."""
 CHUNK_BYTES_MAX = 32 << 20
 """Largest chunk: clients take messages of twice that."""
+JOURNAL_FILES_MAX = 1000
+"""Most files of one journal: a rotation renames every one of them."""
 _GIB = 1 << 30
 _ARENA_BYTES_MAX = 1 << 50
 _MAXIMA = {
     "arena_bytes": _ARENA_BYTES_MAX,
     "tombstone_bytes_max": _ARENA_BYTES_MAX,
+    "journal_file_bytes_max": _ARENA_BYTES_MAX,
+    "journal_files_max": JOURNAL_FILES_MAX,
     "answer_bytes_remembered_max": _ARENA_BYTES_MAX,
     "chunk_bytes": CHUNK_BYTES_MAX,
 }
@@ -73,8 +77,10 @@ class BridgeConfig:
     """Path of the gRPC unix socket; the descriptor socket lies beside it."""
     listen: str = "127.0.0.1:7411"
     """TCP address for clients by value; empty for none. Port 0 lets the system choose."""
+    metrics_listen: str = "127.0.0.1:7412"
+    """TCP address for scrapes of metrics over HTTP; empty for none. Port 0 lets the system choose."""
     insecure: bool = False
-    """Allow `listen` beyond the loopback without encryption."""
+    """Allow `listen` and `metrics_listen` beyond the loopback without encryption."""
     arena_bytes: int = 2 * _GIB
     """Host memory for payloads, for each tenant; a multiple of the page."""
     pretouch: bool = True
@@ -117,6 +123,12 @@ class BridgeConfig:
     """Fewest tokens that are handed over as a cache while nobody has measured what a prefill costs."""
     journal_records_max: int = 4096
     """Most handoffs whose checks and outcome are remembered."""
+    journal_file: str = ""
+    """File that every handoff is appended to as a line of JSON; empty for none."""
+    journal_file_bytes_max: int = 64 << 20
+    """Bytes after which that file is renamed and a new one is begun."""
+    journal_files_max: int = 4
+    """Most files of the journal, the one that is being written included; the oldest is deleted."""
     breakers_max: int = 4096
     """Most routes between two model versions whose outcomes are counted."""
     catalog: str = ""
@@ -142,19 +154,18 @@ class BridgeConfig:
             self._check(setting.name)
         if not self.socket:
             raise ConfigurationError("socket: must name a path")
-        if self.listen:
-            self._check_listen()
+        for name in ("listen", "metrics_listen"):
+            if getattr(self, name):
+                self._check_listen(name, getattr(self, name))
 
-    def _check_listen(self) -> None:
-        host, _, port = self.listen.rpartition(":")
+    def _check_listen(self, name: str, address: str) -> None:
+        host, _, port = address.rpartition(":")
         # grpc takes a larger port modulo 65536 and says nothing.
         if not host or not port.isdecimal() or int(port) > PORT_MAX:
-            raise ConfigurationError(
-                f"listen: must be HOST:PORT with a port of at most {PORT_MAX}, got {self.listen!r}"
-            )
+            raise ConfigurationError(f"{name}: must be HOST:PORT with a port of at most {PORT_MAX}, got {address!r}")
         if not self.insecure and host.strip("[]") not in _LOOPBACK_HOSTS:
             raise ConfigurationError(
-                f"listen: {self.listen!r} is not a loopback address; set insecure to allow it without encryption"
+                f"{name}: {address!r} is not a loopback address; set insecure to allow it without encryption"
             )
 
     def _check(self, name: str) -> None:

@@ -55,7 +55,7 @@ class BridgeProcess:
         command = [sys.executable, "-m", "kvbridge", "serve", "--socket", self.socket, "--listen", "127.0.0.1:0"]
         # Tests hand over a few tokens, which nobody would do for gain.
         command += ["--arena-bytes", str(ARENA_BYTES), "--drain-seconds", "0.2", "--unmeasured-tokens-min", "1"]
-        command += self._flags
+        command += ["--metrics-listen", "", *self._flags]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log)
         serving = wait_for(self._serving_line, START_SECONDS_MAX)

@@ -198,6 +198,7 @@ def _bridge(directory: str, say: Callable[[str], None]) -> Iterator[str]:
     """Run a bridge in a process of its own and yield its gRPC target."""
     target = f"unix:{directory}/bridge.sock"
     command = [sys.executable, "-m", "kvbridge", "serve", "--socket", f"{directory}/bridge.sock", "--listen", ""]
+    command += ["--metrics-listen", ""]
     # The shortest handoff shown is below the floor of a bridge that knows nothing of the model's speed.
     command += ["--unmeasured-tokens-min", "1"]
     command += ["--arena-bytes", str(ARENA_BYTES), "--drain-seconds", "1"]

@@ -61,6 +61,11 @@ def test_a_bad_variable_is_refused_by_name(variable: str, value: str) -> None:
         {"listen": "127.0.0.1"},
         {"listen": "127.0.0.1:65536"},
         {"listen": ":80"},
+        {"metrics_listen": "0.0.0.0:7412"},
+        {"metrics_listen": "7412"},
+        {"journal_files_max": 0},
+        {"journal_files_max": 10_000},
+        {"journal_file_bytes_max": 0},
         {"arena_bytes": 0},
         {"verify_threads": -1},
         {"lease_ttl_seconds": -1.0},
@@ -82,8 +87,8 @@ def test_settings_out_of_range_are_refused(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("listen", ["", "127.0.0.1:0", "localhost:7411", "[::1]:7411"])
 def test_the_loopback_needs_no_permission(listen: str) -> None:
     """Loopback addresses, or none, are allowed; others need `insecure`."""
-    assert BridgeConfig(listen=listen).listen == listen
-    assert BridgeConfig(listen="0.0.0.0:7411", insecure=True).insecure
+    assert BridgeConfig(listen=listen, metrics_listen=listen).listen == listen
+    assert BridgeConfig(listen="0.0.0.0:7411", metrics_listen="0.0.0.0:7412", insecure=True).insecure
 
 
 def test_every_setting_says_what_it_means() -> None:

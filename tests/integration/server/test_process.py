@@ -77,6 +77,7 @@ def test_a_killed_bridge_can_be_started_again_at_its_address() -> None:
 def test_a_second_bridge_at_the_same_address_is_refused(bridge_process: BridgeProcess) -> None:
     """A live node's sockets are not taken over, and the live node goes on."""
     command = [sys.executable, "-m", "kvbridge", "serve", "--socket", bridge_process.socket, "--listen", ""]
+    command += ["--metrics-listen", ""]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert done.returncode == 1
     assert b"kvbridge:" in done.stderr
@@ -101,7 +102,8 @@ def test_a_second_bridge_at_the_same_address_is_refused(bridge_process: BridgePr
 def test_a_bad_setting_is_said_in_one_line(tmp_path: Path, flags: list[str], status: int, problem: str) -> None:
     """A node that cannot start says why, without a traceback, and leaves no socket."""
     socket = str(tmp_path / "bridge.sock")
-    command = [sys.executable, "-m", "kvbridge", "serve", "--socket", socket, "--listen", "", *flags]
+    command = [sys.executable, "-m", "kvbridge", "serve", "--socket", socket, "--listen", ""]
+    command += ["--metrics-listen", "", *flags]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False, env={**os.environ})
     assert done.returncode == status, done.stderr
     message = done.stderr.decode()
@@ -112,7 +114,7 @@ def test_a_bad_setting_is_said_in_one_line(tmp_path: Path, flags: list[str], sta
 
 def test_a_taken_port_is_said_in_one_line(bridge_process: BridgeProcess, tmp_path: Path) -> None:
     """A node whose port is taken does not start, and does not stay half started."""
-    flags = ["--socket", str(tmp_path / "bridge.sock"), "--listen", bridge_process.tcp_target]
+    flags = ["--socket", str(tmp_path / "bridge.sock"), "--listen", bridge_process.tcp_target, "--metrics-listen", ""]
     command = [sys.executable, "-m", "kvbridge", "serve", *flags]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert done.returncode == 1
