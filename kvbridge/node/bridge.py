@@ -79,7 +79,9 @@ class Bridge:
         self._acquiring = Acquiring(
             clock=clock,
             surroundings=Surroundings(catalog=self.catalog, breakers=self.breakers, costs=self.costs),
-            byte_checks=ByteChecks(clock=clock, verifier=self._verifier, background=self._background),
+            byte_checks=ByteChecks(
+                clock=clock, verifier=self._verifier, costs=self.costs.checks, background=self._background
+            ),
             journal=self.journal,
         )
 
@@ -295,9 +297,10 @@ class Bridge:
     async def _verify_and_finish(self, tenancy: Tenancy, payload: Payload, *, hold: bool) -> Committed | Rejected:
         assert payload.descriptor is not None, payload
         descriptor = payload.descriptor
-        finding = await self._verifier.check(
-            tenancy.slot(payload.slot), descriptor, level=descriptor.verified, zero_padding=True
-        )
+        with self.costs.checks.timed((tenancy.tenant, payload.payload_id), descriptor, descriptor.verified):
+            finding = await self._verifier.check(
+                tenancy.slot(payload.slot), descriptor, level=descriptor.verified, zero_padding=True
+            )
         with tenancy.ledger() as ledger:
             return ledger.finish_commit(
                 now=self._clock(),

@@ -6,8 +6,8 @@ from kvbridge.core.catalog.policy import RoutePolicy
 from kvbridge.core.cost import CostLimits, CostModel, CostPolicy, judge
 from kvbridge.core.descriptor import PayloadDescriptor, Verification
 from kvbridge.core.gate import Costs
-from kvbridge.core.layout import slot_layout
 from kvbridge.core.tags import ModelTag
+from kvbridge.node.check_costs import CheckCosts, CheckedPayload, canonical_bytes
 
 BY_VALUE = "(by value)"
 """Stands for the place of clients that share no memory with the node; no node has this name."""
@@ -19,6 +19,7 @@ class CostKeeper:
     def __init__(self, node_id: str, limits: CostLimits | None = None) -> None:
         """Start without any measurement."""
         self.model = CostModel(limits or CostLimits())
+        self.checks = CheckCosts()
         self._node_id = node_id
 
     def __repr__(self) -> str:
@@ -27,6 +28,7 @@ class CostKeeper:
 
     def costs(
         self,
+        payload: CheckedPayload,
         descriptor: PayloadDescriptor,
         *,
         consumer: ModelTag,
@@ -36,14 +38,14 @@ class CostKeeper:
         deadline_seconds: float | None,
     ) -> Costs:
         """Return what handing over a payload costs, and whether that pays."""
-        nbytes = slot_layout(descriptor.geometry, descriptor.capacity_tokens).canonical_bytes(descriptor.valid_length)
-        estimate = self.model.estimate(consumer, self._pair(attached=attached), descriptor.valid_length, nbytes)
+        pair, nbytes = self._pair(attached=attached), canonical_bytes(descriptor)
+        estimate = self.model.estimate(consumer, pair, descriptor.valid_length, nbytes)
         wanted = CostPolicy(tokens_min_unmeasured=policy.tokens_min_unmeasured, gain_min=policy.gain_min)
         return Costs(
             problem=judge(estimate, descriptor.valid_length, wanted),
             prefill_seconds=estimate.prefill_seconds,
             handoff_seconds=estimate.handoff_seconds,
-            bytes_seconds=self._bytes_seconds(nbytes, verification),
+            bytes_seconds=self.checks.estimate(payload, descriptor, verification),
             deadline_seconds=deadline_seconds,
         )
 
@@ -69,7 +71,3 @@ class CostKeeper:
 
     def _pair(self, *, attached: bool) -> tuple[str, str]:
         return (self._node_id, self._node_id if attached else BY_VALUE)
-
-    def _bytes_seconds(self, nbytes: int, verification: Verification) -> float:
-        del nbytes, verification
-        return 0.0

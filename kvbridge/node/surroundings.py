@@ -100,7 +100,7 @@ class Surroundings:
             target_family=catalog.family(terms.model),
             target_geometry=None if target is None else target.geometry,
             aligner=_standing(catalog, _claimed(descriptor, terms)),
-            costs=self._costs_of(descriptor, terms, made, route.policy),
+            costs=self._costs_of(found, terms, made, route.policy),
         )
         return Passage(conditions=conditions, route=key, trial=admission.kind is AdmissionKind.TRIAL)
 
@@ -112,12 +112,13 @@ class Surroundings:
                 self._breakers.trial_began(part.route, lease_token=grant.token, handoff_id=record.handoff_id)
 
     def _costs_of(
-        self, descriptor: PayloadDescriptor | None, terms: AcquireTerms, made: Circumstances, policy: RoutePolicy
+        self, found: Payload | Tombstone, terms: AcquireTerms, made: Circumstances, policy: RoutePolicy
     ) -> Costs:
-        if descriptor is None:
+        if isinstance(found, Tombstone) or found.descriptor is None:
             return Costs(deadline_seconds=made.deadline_seconds)
         return self._costs.costs(
-            descriptor,
+            (made.tenant, found.payload_id),
+            found.descriptor,
             consumer=terms.model,
             attached=made.attached,
             policy=policy,
