@@ -29,6 +29,7 @@ from kvbridge.client.publications import Publication
 from kvbridge.client.sessions import SessionSnapshot
 from kvbridge.client.targets import Target, parse_target
 from kvbridge.client.token_ids import AnyTokens, TokenIds
+from kvbridge.client.turns import Turns
 from kvbridge.core.descriptor import PayloadReference, Verification
 from kvbridge.core.geometry import CacheGeometry
 from kvbridge.core.reasons import Reason
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from kvbridge.transform.padding import PaddingSide
 
 CLOSE_SECONDS_MAX = 3.0
-"""Longest wait for a bridge that does not answer while its object is closed."""
+"""Longest wait for writers in flight while the object is closed, and again for a bridge that does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,7 @@ class Bridge:
         self._pid = os.getpid()
         self._closed = False
         self._keeper = Keeper()
+        self._writers = Turns()
         self._connector = Connector(target, credentials, on_open=self._keeper.start)
         self._stop = weakref.finalize(self, self._keeper.stop)
         # At interpreter exit `close` does more: it waits until everything is returned.
@@ -352,6 +354,7 @@ class Bridge:
         if self._pid != os.getpid():
             return
         self._closed = True
+        self._writers.end(CLOSE_SECONDS_MAX)
         self._keeper.stop()
         self._keeper.join(CLOSE_SECONDS_MAX)
         self._connector.close()
@@ -360,7 +363,7 @@ class Bridge:
 
     def _ports(self) -> Ports:
         # Made for each call: as an attribute it would form a cycle, and the last reference would not end this object.
-        return Ports(connector=self._connector, keeper=self._keeper, owner=self)
+        return Ports(connector=self._connector, keeper=self._keeper, writers=self._writers, owner=self)
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():

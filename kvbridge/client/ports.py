@@ -12,6 +12,7 @@ from kvbridge.client.keeper import Keeper
 from kvbridge.client.references import Ended, Reference, Unanswered
 from kvbridge.client.rpc import Method
 from kvbridge.client.sessions import Session
+from kvbridge.client.turns import Turns
 from kvbridge.core.references import ReferenceKind
 
 _Answer = TypeVar("_Answer")
@@ -25,6 +26,8 @@ class Ports:
     """Finds the current session."""
     keeper: Keeper
     """Renews and returns references."""
+    writers: Turns
+    """Whoever is writing into a slot of the arena; nobody is any more once the bridge object is closed."""
     owner: object
     """The bridge object, which lives as long as anything that came from it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,9 +55,11 @@ class Production(Protocol):
     reference: PayloadReference | None
     """Key and generation, as soon as they are known."""
 
-    @property
-    def loss(self) -> Reason | None:
-        """Return why what is written does not belong to this payload any more; None while it certainly does."""
+    def writing(self) -> AbstractContextManager[Reason | None]:
+        """Write inside the context if it yields None, else it says why what is written would not be this payload's.
+
+        The bridge object does not give the memory back before the context ends.
+        """
 
     def commit(self) -> Outcome:
         """Seal it; raises `CallFailedError`."""
@@ -111,6 +114,12 @@ class SharedProduction:
         except InvalidFieldError as error:
             self._reservation.end()
             raise _senseless(error) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[Reason | None]:
+        """Write inside the context if it yields None; closing the bridge object waits for its end."""
+        with self._ports.writers.writing() as admitted:
+            yield self.loss if admitted else Reason.BRIDGE_UNREACHABLE
 
     @property
     def loss(self) -> Reason | None:
@@ -180,10 +189,9 @@ class UploadedProduction:
             digested=plan.verification is not Verification.NONE,
         )
 
-    @property
-    def loss(self) -> Reason | None:
-        """Return None: the memory is this process's own."""
-        return None
+    def writing(self) -> AbstractContextManager[None]:
+        """Always write: the memory is this process's own."""
+        return nullcontext()
 
     def commit(self) -> Outcome:
         """Send everything, a second time over a new channel if the first found no connection.

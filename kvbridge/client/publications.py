@@ -238,10 +238,13 @@ class Publication:
             if not admitted:
                 raise PublicationClosedError(f"the publication of {self.key!r} was committed or aborted")
             production = self._production
-            loss = None if production is None else production.loss
-            if loss is not None:
-                self._skipped = loss
-            yield production.writer if production is not None and loss is None else None
+            if production is None:
+                yield None
+                return
+            with production.writing() as loss:
+                if loss is not None:
+                    self._skipped = loss
+                yield production.writer if loss is None else None
 
     def _view(self, layer: int, role: Role) -> torch.Tensor:
         with self._writer() as writer:

@@ -41,10 +41,9 @@ class Turns:
                 self._writers -= admitted
                 self._turn.notify_all()
 
-    def end(self) -> bool:
-        """Admit no more writers, wait for those in flight, and tell whether this was the first call."""
+    def end(self, timeout_seconds: float | None = None) -> bool:
+        """Admit no more writers, wait for those in flight or for so long, and tell whether this was the first call."""
         with self._turn:
             first, self._ended = not self._ended, True
-            while self._writers:
-                self._turn.wait()
+            self._turn.wait_for(lambda: not self._writers, timeout_seconds)
             return first

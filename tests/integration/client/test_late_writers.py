@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import traceback
 
 import torch
 
-from kvbridge import BridgeForkedError, Reason, connect
+from kvbridge import Bridge, BridgeForkedError, Reason, connect
 from kvbridge.core.layout import Role
 from tests.harness import running_bridge, wait_for
 from tests.integration.client.kv import MODEL, SHAPE, Contents
@@ -57,6 +58,27 @@ def test_writing_after_the_bridge_object_was_closed_goes_nowhere() -> None:
         contents.assert_in(contents.acquire(bridge, "next"))
 
 
+def test_closing_the_bridge_object_waits_for_whoever_is_writing() -> None:
+    """The slot is given back only when the copy under way has ended, and later writes go nowhere."""
+    with running_bridge() as process, connect(process.target) as bridge:
+        producer = connect(process.target)
+        slot = producer.publish("writing", model=MODEL, geometry=SHAPE, tokens=range(20))
+        closer = threading.Thread(target=producer.close)
+        with slot._writer() as writer:
+            assert writer is not None
+            closer.start()
+            wait_for(lambda: producer.snapshot().closed)
+            wait_for(lambda: _refused(producer))
+            assert bridge.node().arena.reservations == 1
+            assert closer.is_alive()
+            writer.write(0, WRONG, WRONG)
+        closer.join(30)
+        wait_for(lambda: bridge.node().arena.reservations == 0)
+        slot.write(1, WRONG, WRONG)
+        assert not slot.commit()
+        assert slot.reason is Reason.BRIDGE_UNREACHABLE
+
+
 def test_a_forked_child_cannot_write_its_parents_slot() -> None:
     """The child of a fork is told to connect anew."""
     with running_bridge() as process, connect(process.target) as producer:
@@ -75,6 +97,12 @@ def test_a_forked_child_cannot_write_its_parents_slot() -> None:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             Contents().write(slot)
         assert slot.published
+
+
+def _refused(producer: Bridge) -> bool:
+    """Tell whether no more writers are admitted."""
+    with producer._writers.writing() as admitted:
+        return not admitted
 
 
 def _live(publication: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import grpc
@@ -46,6 +47,9 @@ class RecordingProduction:
         )
         self.events: list[str] = []
         self._outcome = outcome
+
+    def writing(self) -> AbstractContextManager[Reason | None]:
+        return nullcontext(self.loss)
 
     def commit(self) -> Outcome:
         self.events.append("commit")

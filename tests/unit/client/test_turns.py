@@ -35,3 +35,11 @@ def test_only_the_first_end_counts() -> None:
 def _admitted(turns: Turns) -> bool:
     with turns.writing() as admitted:
         return admitted
+
+
+def test_an_end_with_a_limit_does_not_wait_longer() -> None:
+    """Whoever may not wait goes on while a writer is still there, and no other is admitted."""
+    turns = Turns()
+    with turns.writing():
+        assert turns.end(timeout_seconds=0.0)
+        assert not _admitted(turns)
