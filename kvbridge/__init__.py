@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kvbridge.core.attention import AttentionLayout
 from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, Verification
 from kvbridge.core.errors import BridgeError, InvalidFieldError
 from kvbridge.core.geometry import (
@@ -22,8 +23,9 @@ from kvbridge.core.geometry import (
     RopePairing,
     RopeParameters,
 )
+from kvbridge.core.media import MediaItem
 from kvbridge.core.reasons import Reason
-from kvbridge.core.tags import ModelTag
+from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.core.tokens import TokenSequence
 from kvbridge.version import VERSION
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from kvbridge.client.batches import BatchHandoff, CollatedBatch
     from kvbridge.client.bridge import Bridge, connect
     from kvbridge.client.errors import (
+        AlignerNotAppliedError,
         ArgumentTypeError,
         ArgumentValueError,
         BridgeClosedError,
@@ -39,13 +42,16 @@ if TYPE_CHECKING:
         DtypeMismatchError,
         HandoffInvalidError,
         LayersMissingError,
+        LayoutUnknownError,
         NoCacheError,
         PublicationClosedError,
+        ScaledValuesError,
         ShapeMismatchError,
         UnknownLayerError,
     )
     from kvbridge.client.handoffs import Handoff
     from kvbridge.client.kv_views import KvView
+    from kvbridge.client.plan_handoffs import PlanHandoff
     from kvbridge.client.publications import Publication
     from kvbridge.client.token_ids import ANY_TOKENS
 
@@ -53,8 +59,11 @@ __version__ = VERSION
 
 __all__ = [
     "ANY_TOKENS",
+    "AlignerNotAppliedError",
+    "AlignerTag",
     "ArgumentTypeError",
     "ArgumentValueError",
+    "AttentionLayout",
     "BatchHandoff",
     "Bridge",
     "BridgeClosedError",
@@ -73,10 +82,13 @@ __all__ = [
     "LayerGroup",
     "LayerKind",
     "LayersMissingError",
+    "LayoutUnknownError",
+    "MediaItem",
     "ModelTag",
     "NoCacheError",
     "PayloadDescriptor",
     "PayloadReference",
+    "PlanHandoff",
     "PositionEncoding",
     "PositionKind",
     "Publication",
@@ -84,6 +96,7 @@ __all__ = [
     "Reason",
     "RopePairing",
     "RopeParameters",
+    "ScaledValuesError",
     "ShapeMismatchError",
     "TokenSequence",
     "UnknownLayerError",
@@ -92,7 +105,7 @@ __all__ = [
     "connect",
 ]
 
-_CLIENT_MODULES = ("bridge", "batches", "errors", "handoffs", "kv_views", "publications", "token_ids")
+_CLIENT_MODULES = ("bridge", "batches", "errors", "handoffs", "kv_views", "plan_handoffs", "publications", "token_ids")
 """Modules of `kvbridge.client` that the names above come from, as far as they are not imported here."""
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
-from kvbridge.client.consuming import Ask, ask_for
+from kvbridge.client.asking import Ask, ask_for
 from kvbridge.client.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -20,6 +20,7 @@ from kvbridge.client.handoffs import Handoff
 from kvbridge.client.publications import Publication
 from kvbridge.client.sources import is_tensor
 from kvbridge.client.token_ids import AnyTokens, TokenIds, token_sequence
+from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.geometry import CacheGeometry, DimensionOrder
 from kvbridge.core.tokens import TokenSequence
 
@@ -72,8 +73,10 @@ class BatchHandoff:
         _check_count("keys", keys)
         _check_count("tokens", tokens, len(keys))
         given_texts = _texts(texts, len(keys))
+        generation = options.get("generation", 0)
+        shared = _reusable({name: option for name, option in options.items() if name != "generation"})
         asks = [
-            ask_for(key, tokens=ids, text=text, **{**_ASK_DEFAULTS, **options})
+            ask_for([PayloadReference(key=key, generation=generation)], tokens=ids, texts=[text], **shared)
             for key, ids, text in zip(keys, tokens, given_texts, strict=True)
         ]
         with ThreadPoolExecutor(min(len(asks), ACQUIRE_THREADS_MAX), thread_name_prefix="kvbridge-acquire") as executor:
@@ -115,6 +118,8 @@ class BatchHandoff:
 
         Raises:
             NoCacheError: no handoff has a cache.
+            AlignerNotAppliedError: a cache still has to be aligned.
+            ScaledValuesError: a cache holds scaled values.
             ArgumentValueError: the padding side is unknown, or the caches do not fit each other.
         """
         while True:
@@ -128,15 +133,6 @@ class BatchHandoff:
         """Return every lease."""
         for handoff in self.handoffs:
             handoff.release()
-
-
-_ASK_DEFAULTS: Mapping[str, Any] = {
-    "geometry": None,
-    "generation": 0,
-    "first_position": 0,
-    "valid_length_min": 1,
-    "verification": None,
-}
 
 
 def publish_batch(
@@ -158,6 +154,7 @@ def publish_batch(
     lengths = [sequence.count for sequence in sequences] if valid_lengths is None else list(valid_lengths)
     _check_count("valid_lengths", lengths, len(keys))
     given_texts = _texts(texts, len(keys))
+    options = _reusable(options)
     publications: list[Publication] = []
     try:
         for key, ids, length, text in zip(keys, sequences, lengths, given_texts, strict=True):
@@ -233,6 +230,8 @@ def _collated(taken: Sequence[Handoff], padding_side: PaddingSide | str) -> Coll
     from kvbridge.transform.padding import attention_mask, collate, position_ids  # noqa: PLC0415 - loads torch
 
     views = [handoff.kv for handoff in taken if handoff.kv is not None]
+    for handoff in taken:
+        handoff.require_own()
     if not views or len(views) != len(taken):
         raise NoCacheError("no handoff of the batch has a cache")
     if any(view.layers != views[0].layers for view in views):
@@ -250,6 +249,11 @@ def _collated(taken: Sequence[Handoff], padding_side: PaddingSide | str) -> Coll
             attention_mask=attention_mask(lengths, padding_side, device="cpu"),
             position_ids=position_ids(lengths, firsts, padding_side, device="cpu"),
         )
+
+
+def _reusable(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with what can be gone through only once written down, for every payload needs it."""
+    return {name: tuple(option) if isinstance(option, Iterator) else option for name, option in options.items()}
 
 
 def _texts(texts: Sequence[str | None] | None, count: int) -> Sequence[str | None]:

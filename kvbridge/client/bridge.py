@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
+from kvbridge.client.asking import Ask, ask_for, plan_references, plan_texts
 from kvbridge.client.batches import BatchHandoff, Layers, publish_batch
 from kvbridge.client.connector import Connector
-from kvbridge.client.consuming import ACQUIRE_SECONDS_DEFAULT, Ask, acquire, ask_for, fallback
+from kvbridge.client.consuming import ACQUIRE_SECONDS_DEFAULT, Acquired, acquire, all_fallback
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.errors import BridgeClosedError, BridgeForkedError
 from kvbridge.client.exits import close_at_exit
@@ -22,6 +23,7 @@ from kvbridge.client.handoffs import Handoff
 from kvbridge.client.inspection import NodeInspection, PayloadInspection
 from kvbridge.client.inspector import Inspector
 from kvbridge.client.keeper import Keeper, KeeperSnapshot
+from kvbridge.client.plan_handoffs import PlanHandoff
 from kvbridge.client.plans import PUBLISH_SECONDS_DEFAULT, PublishPlan, plan_publication
 from kvbridge.client.ports import Ports
 from kvbridge.client.producing import Outcome, produce
@@ -32,8 +34,9 @@ from kvbridge.client.token_ids import AnyTokens, TokenIds
 from kvbridge.client.turns import Turns
 from kvbridge.core.descriptor import PayloadReference, Verification
 from kvbridge.core.geometry import CacheGeometry
+from kvbridge.core.media import MediaItem
 from kvbridge.core.reasons import Reason
-from kvbridge.core.tags import ModelTag
+from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.core.tokens import TokenSequence
 
 if TYPE_CHECKING:
@@ -126,6 +129,7 @@ class Bridge:
         tokens: TokenIds | TokenSequence,
         text: str | None = None,
         text_uri: str | None = None,
+        summary: str | None = None,
         capacity_tokens: int | None = None,
         valid_length: int | None = None,
         first_position: int = 0,
@@ -133,6 +137,8 @@ class Bridge:
         ttl_seconds: float | None = None,
         hold: bool = False,
         derived_from: Iterable[PayloadReference] = (),
+        aligner: AlignerTag | None = None,
+        media: Iterable[MediaItem] = (),
         verification: Verification = Verification.FULL,
         timeout: float | None = None,
     ) -> Publication:
@@ -145,6 +151,7 @@ class Bridge:
             tokens: The token ids, in order; if there are more than `valid_length`, the first ones count.
             text: What consumers take if they may not take the cache.
             text_uri: Where to find that, if it is not here; at most one of the two.
+            summary: A shorter text for consumers whose context is long already.
             capacity_tokens: Tokens to make room for; `valid_length` by default.
             valid_length: Tokens that are real; all of `tokens` by default.
             first_position: Position at which the first token is encoded.
@@ -152,6 +159,8 @@ class Bridge:
             ttl_seconds: How long it may be acquired at most; the node's default by default.
             hold: Whether to keep a reference, which `Publication.release` or the end of the publication object returns.
             derived_from: The payloads whose caches went into this one.
+            aligner: The aligner that was applied to the cache already; its source must be `model`.
+            media: What is not text among the tokens, such as images, in order; indices count from the first token.
             verification: How much of the bytes is checked before anybody can acquire them.
             timeout: Seconds that the reservation may take, and again the commit; by default 5, and more for the commit
                 of a large payload.
@@ -177,6 +186,9 @@ class Bridge:
             ttl_seconds=ttl_seconds,
             hold=hold,
             derived_from=derived_from,
+            aligner=aligner,
+            media=media,
+            summary=summary,
             verification=verification,
             timeout_seconds=None if timeout is None else Deadline(timeout).timeout_seconds,
         )
@@ -241,6 +253,11 @@ class Bridge:
         timeout: float = ACQUIRE_SECONDS_DEFAULT,
         text: str | None = None,
         verification: Verification | None = None,
+        aligner: AlignerTag | None = None,
+        media: Iterable[MediaItem] = (),
+        edge: str = "",
+        depth: int = 0,
+        affinity: str = "",
     ) -> Handoff:
         """Ask for a cache; the answer comes within `timeout` seconds, whatever the bridge does.
 
@@ -256,6 +273,13 @@ class Bridge:
             timeout: Longest wait in seconds, a download included.
             text: What to take if neither a cache nor the bridge's own text can be had.
             verification: How much of the bytes the bridge checks again now; nothing by default.
+            aligner: The aligner that must have been applied, or that the consumer will apply itself: then
+                `Handoff.aligner_to_apply` is set and `geometry` is that of the aligner's source.
+            media: What is not text in the consumer's prompt, such as images, in order. A cache with other media, or
+                with any for a consumer that names none, is never handed over.
+            edge: The edge of the agents' graph that the handoff runs along, by which routes are chosen.
+            depth: How many handoffs the context has been through before this one.
+            affinity: What a canary sticks to, such as the conversation; the key by default.
 
         Raises:
             ArgumentTypeError: an argument is of the wrong type; the error names it.
@@ -263,17 +287,54 @@ class Bridge:
         """
         deadline = Deadline(timeout)
         ask = ask_for(
-            key,
+            [PayloadReference(key=key, generation=generation)],
             model=model,
             tokens=tokens,
+            texts=[text],
             geometry=geometry,
-            generation=generation,
             first_position=first_position,
             valid_length_min=valid_length_min,
-            text=text,
             verification=verification,
+            aligner=aligner,
+            media=media,
+            edge=edge,
+            depth=depth,
+            affinity=affinity,
         )
-        return self._acquire(ask, deadline)
+        return self._acquire(ask, deadline).handoffs[0]
+
+    def acquire_plan(
+        self,
+        keys: Sequence[str | PayloadReference],
+        *,
+        model: ModelTag,
+        tokens: TokenIds | TokenSequence | AnyTokens,
+        timeout: float = ACQUIRE_SECONDS_DEFAULT,
+        texts: Sequence[str | None] | None = None,
+        **options: Any,
+    ) -> PlanHandoff:
+        """Ask for the caches of one context that was computed in several pieces.
+
+        Args:
+            keys: The payloads in the order in which they stand in the context, each by key or by a reference with its
+                generation. What each covers must begin where the one before it ends.
+            model: The consumer's model.
+            tokens: The token ids of the whole context, or `ANY_TOKENS`.
+            timeout: Longest wait in seconds for all together.
+            texts: What to take instead of each, if the bridge gives no text.
+            **options: Further arguments of `acquire` but `generation` and `text`, the same for all parts; `media` are
+                those of the whole context.
+
+        Raises:
+            ArgumentTypeError: as for `acquire`; nothing is acquired.
+            ArgumentValueError: as for `acquire`, or a key is named twice; nothing is acquired.
+        """
+        deadline = Deadline(timeout)
+        references = plan_references(keys)
+        given = plan_texts(texts, len(references))
+        ask = ask_for(references, model=model, tokens=tokens, texts=given, **options)
+        acquired = self._acquire(ask, deadline)
+        return PlanHandoff(acquired.handoffs, acquired.layout, asked_tokens=ask.token_count)
 
     def acquire_batch(
         self,
@@ -301,7 +362,7 @@ class Bridge:
         """
         deadline = Deadline(timeout)
         return BatchHandoff.acquire(
-            lambda ask: self._acquire(ask, deadline),
+            lambda ask: self._acquire(ask, deadline).handoffs[0],
             keys,
             tokens=tokens,
             texts=texts,
@@ -378,11 +439,11 @@ class Bridge:
             failure.raise_if_misuse()
             return Publication(plan, None, Outcome(reference=None, reason=failure.reason, detail=str(failure)))
 
-    def _acquire(self, ask: Ask, deadline: Deadline) -> Handoff:
+    def _acquire(self, ask: Ask, deadline: Deadline) -> Acquired:
         try:
             self._check_usable()
         except (BridgeForkedError, BridgeClosedError) as error:
-            return fallback(ask, Reason.BRIDGE_UNREACHABLE, str(error))
+            return all_fallback(ask, Reason.BRIDGE_UNREACHABLE, str(error))
         return acquire(self._ports(), ask, deadline)
 
     def _inspector(self, timeout: float) -> Inspector:

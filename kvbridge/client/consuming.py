@@ -1,106 +1,81 @@
-"""Asking for a cache: one round trip, then a lease that is read in place, a download, or the text."""
+"""Asking for caches: one round trip, then leases that are read in place, downloads, or the text."""
 
 from __future__ import annotations
 
 import time
-import uuid
 from dataclasses import dataclass
-from functools import lru_cache
 
+from kvbridge.client.asking import Ask
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.downloads import CorruptDownloadError, download
-from kvbridge.client.errors import ArgumentValueError, arguments_checked
 from kvbridge.client.failures import CallFailedError
 from kvbridge.client.handoffs import Answer, Handoff
 from kvbridge.client.holdings import Holding, PrivateHolding, SharedHolding
 from kvbridge.client.kv_views import KvView
-from kvbridge.client.layouts import geometry_message, geometry_of, lazy_layout
-from kvbridge.client.plans import index, require_optional_type, require_type
+from kvbridge.client.layouts import geometry_of, lazy_layout
 from kvbridge.client.ports import Ports
 from kvbridge.client.references import Ended, Reference
 from kvbridge.client.sessions import Session
-from kvbridge.client.token_ids import AnyTokens, TokenIds, pack_token_ids
-from kvbridge.core.descriptor import FORMAT_VERSION, Verification, check_key
+from kvbridge.core.attention import AttentionLayout, AttentionSpan
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.geometry import TOKENS_MAX, CacheGeometry
 from kvbridge.core.reasons import Reason
 from kvbridge.core.references import ReferenceKind
-from kvbridge.core.tags import ModelTag
-from kvbridge.core.tokens import TOKEN_ID_BYTES, TokenSequence
+from kvbridge.core.tags import AlignerTag
 from kvbridge.v1 import handoff_service_pb2 as pb
-from kvbridge.v1 import types_pb2
-from kvbridge.wire import decode_duration, decode_reason, encode_model_tag, encode_tokens, encode_verification
+from kvbridge.wire import decode_aligner_tag, decode_duration, decode_media, decode_reason
+from kvbridge.wire.layouts import decode_layout
 
 ACQUIRE_SECONDS_DEFAULT = 1.0
 """How long an acquire may take unless its caller says otherwise."""
-_GENERATION_MAX = (1 << 64) - 1
-_TAGS_MAX = 64
 _NANOS_PER_SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One acquire, checked and encoded."""
+class Acquired:
+    """What came of one acquire."""
 
-    request: pb.AcquireRequest
-    """What the bridge is asked."""
-    text: str | None
-    """The caller's own text, for when the bridge gives none."""
+    handoffs: tuple[Handoff, ...]
+    """One for each part, in order."""
+    layout: AttentionLayout | None = None
+    """How the parts lie; None if the length of a part is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One part of what was asked for."""
+
+    ask: Ask
+    """The whole."""
+    index: int
+    """Which part."""
+    handoff_id: str = ""
+    """What the bridge calls the handoff; empty if it did not answer."""
+    span: AttentionSpan | None = None
+    """Where it stands, if the bridge said so."""
 
     @property
-    def key(self) -> str:
-        """Return the name that is asked for."""
-        return self.request.payloads[0].key
+    def own_tokens(self) -> bytes | None:
+        """Return the caller's own tokens for the part; of several parts only if it is known where they stand."""
+        if len(self.ask.parts) == 1:
+            return self.ask.packed_tokens
+        return None if self.span is None else self.ask.tokens_at(self.span.first_position, self.span.length)
 
-    @property
-    def packed_tokens(self) -> bytes | None:
-        """Return the caller's own tokens; None if it knows none."""
-        return self.request.tokens.prefix_of.packed_ids or None
-
-
-def ask_for(
-    key: str,
-    *,
-    model: ModelTag,
-    tokens: TokenIds | TokenSequence | AnyTokens,
-    geometry: CacheGeometry | None,
-    generation: int,
-    first_position: int,
-    valid_length_min: int,
-    text: str | None,
-    verification: Verification | None,
-) -> Ask:
-    """Check and encode every argument of an acquire.
-
-    Raises:
-        ArgumentTypeError: an argument is of the wrong type; the error names it.
-        ArgumentValueError: an argument is out of its range; the error names it.
-    """
-    require_type("key", key, str)
-    require_type("model", model, ModelTag)
-    require_optional_type("geometry", geometry, CacheGeometry)
-    require_optional_type("text", text, str)
-    require_optional_type("verification", verification, Verification)
-    with arguments_checked():
-        check_key(key)
-    request = pb.AcquireRequest(
-        request_id=str(uuid.uuid4()),
-        payloads=[
-            types_pb2.PayloadReference(key=key, generation=_within("generation", generation, 0, _GENERATION_MAX))
-        ],
-        model=_model_message(model),
-        geometry=None if geometry is None else geometry_message(geometry),
-        tokens=_expected(tokens),
-        first_position=_within("first_position", first_position, 0, TOKENS_MAX),
-        valid_length_min=_within("valid_length_min", valid_length_min, 1, TOKENS_MAX),
-        format_version_max=FORMAT_VERSION,
-        verification=types_pb2.VERIFICATION_UNSPECIFIED if verification is None else encode_verification(verification),
-    )
-    return Ask(request=request, text=text)
+    def fallback(self, reason: Reason, detail: str) -> Handoff:
+        """Return a handoff without cache that the SDK decides on by itself."""
+        answer = Answer(
+            key=self.ask.key(self.index),
+            handoff_id=self.handoff_id,
+            reason=reason,
+            detail=detail,
+            text=self.ask.texts[self.index],
+            packed_tokens=self.own_tokens,
+        )
+        return Handoff(answer)
 
 
-def acquire(ports: Ports, ask: Ask, deadline: Deadline) -> Handoff:
-    """Ask the bridge, and turn whatever goes wrong into a fallback.
+def acquire(ports: Ports, ask: Ask, deadline: Deadline) -> Acquired:
+    """Ask the bridge, and turn whatever goes wrong into fallbacks.
 
     Raises:
         ArgumentValueError: the bridge calls the request the caller's mistake.
@@ -110,24 +85,48 @@ def acquire(ports: Ports, ask: Ask, deadline: Deadline) -> Handoff:
         session, answer = ports.ask(lambda rpc: rpc.handoff.Acquire, ask.request, deadline, granted=_leases)
     except CallFailedError as failure:
         failure.raise_if_misuse()
-        reason = Reason.DRAINING if failure.draining else Reason.BRIDGE_UNREACHABLE
-        return fallback(ask, reason, str(failure))
-    directive = answer.parts[0].WhichOneof("directive") if answer.parts else None
-    if directive == "text":
-        return _told_to_take_text(ask, answer.handoff_id, answer.parts[0].text)
-    if directive != "kv":
-        return fallback(
-            ask, Reason.BRIDGE_UNREACHABLE, "the bridge's answer holds no directive that this release knows"
-        )
-    message = answer.parts[0].kv
-    lease = ports.reference(
+        return all_fallback(ask, Reason.DRAINING if failure.draining else Reason.BRIDGE_UNREACHABLE, str(failure))
+    # From here on every lease has an owner, whatever happens to the others.
+    leases = [_reference(ports, session, part, asked_at) for part in answer.parts]
+    try:
+        layout = _layout(ask, answer)
+    except InvalidFieldError as error:
+        for lease in leases:
+            if lease is not None:
+                lease.end()
+        detail = f"the bridge's answer makes no sense: {error}"
+        return all_fallback(ask, Reason.BRIDGE_UNREACHABLE, detail, handoff_id=answer.handoff_id)
+    spans = (None,) * len(leases) if layout is None else layout.spans
+    parts = [_Part(ask=ask, index=i, handoff_id=answer.handoff_id, span=span) for i, span in enumerate(spans)]
+    handoffs = (
+        _handoff(part, directive, lease, deadline)
+        for part, directive, lease in zip(parts, answer.parts, leases, strict=True)
+    )
+    return Acquired(handoffs=tuple(handoffs), layout=layout)
+
+
+def _layout(ask: Ask, answer: pb.AcquireResponse) -> AttentionLayout | None:
+    if len(answer.parts) != len(ask.parts):
+        raise InvalidFieldError("parts", f"there are {len(answer.parts)} for {len(ask.parts)} payloads")
+    if not answer.HasField("layout"):
+        return None
+    layout = decode_layout(answer.layout)
+    if len(layout.spans) != len(answer.parts):
+        raise InvalidFieldError("layout.spans", f"there are {len(layout.spans)} for {len(answer.parts)} parts")
+    return layout
+
+
+def _reference(ports: Ports, session: Session, part: pb.Part, asked_at: float) -> Reference | None:
+    if part.WhichOneof("directive") != "kv":
+        return None
+    ttl = part.kv.time_to_live
+    return ports.reference(
         session,
         ReferenceKind.LEASE,
-        token=message.lease_token,
-        ttl_seconds=message.time_to_live.seconds + message.time_to_live.nanos / _NANOS_PER_SECOND,
+        token=part.kv.lease_token,
+        ttl_seconds=ttl.seconds + ttl.nanos / _NANOS_PER_SECOND,
         asked_at=asked_at,
     )
-    return _taken(ask, answer.handoff_id, message, lease, deadline)
 
 
 def _leases(session: Session, answer: pb.AcquireResponse) -> tuple[Ended, ...]:
@@ -135,20 +134,21 @@ def _leases(session: Session, answer: pb.AcquireResponse) -> tuple[Ended, ...]:
     return tuple(Ended(session=session, kind=ReferenceKind.LEASE, token=token) for token in leased)
 
 
-def fallback(ask: Ask, reason: Reason, detail: str, *, handoff_id: str = "") -> Handoff:
-    """Return a handoff without cache that the SDK decides on by itself."""
-    answer = Answer(
-        key=ask.key,
-        handoff_id=handoff_id,
-        reason=reason,
-        detail=detail,
-        text=ask.text,
-        packed_tokens=ask.packed_tokens,
-    )
-    return Handoff(answer)
+def all_fallback(ask: Ask, reason: Reason, detail: str, *, handoff_id: str = "") -> Acquired:
+    """Return handoffs without caches that the SDK decides on by itself."""
+    parts = (_Part(ask=ask, index=index, handoff_id=handoff_id) for index in ask.parts)
+    return Acquired(handoffs=tuple(part.fallback(reason, detail) for part in parts))
 
 
-def _told_to_take_text(ask: Ask, handoff_id: str, message: pb.TextFallback) -> Handoff:
+def _handoff(part: _Part, answer: pb.Part, lease: Reference | None, deadline: Deadline) -> Handoff:
+    if lease is not None:
+        return _taken(part, answer.kv, lease, deadline)
+    if answer.WhichOneof("directive") == "text":
+        return _told_to_take_text(part, answer.text)
+    return part.fallback(Reason.BRIDGE_UNREACHABLE, "the bridge's answer holds no directive that this release knows")
+
+
+def _told_to_take_text(part: _Part, message: pb.TextFallback) -> Handoff:
     try:
         reason = decode_reason(message.reason)
         retry = decode_duration(message.retry_after, "retry_after") if message.HasField("retry_after") else None
@@ -157,48 +157,63 @@ def _told_to_take_text(ask: Ask, handoff_id: str, message: pb.TextFallback) -> H
         message.detail = f"{message.detail} ({error})"
     content = message.fallback.WhichOneof("content")
     answer = Answer(
-        key=ask.key,
-        handoff_id=handoff_id,
+        key=part.ask.key(part.index),
+        handoff_id=part.handoff_id,
         reason=reason,
         detail=message.detail,
-        text=message.fallback.text if content == "text" else ask.text,
+        text=message.fallback.text if content == "text" else part.ask.texts[part.index],
         text_uri=message.fallback.text_uri if content == "text_uri" else None,
-        packed_tokens=message.tokens.packed_ids or ask.packed_tokens,
+        summary=message.fallback.summary or None,
+        packed_tokens=message.tokens.packed_ids or part.own_tokens,
         retry_after_seconds=retry,
     )
     return Handoff(answer)
 
 
-def _taken(ask: Ask, handoff_id: str, message: pb.KvLease, lease: Reference, deadline: Deadline) -> Handoff:
+def _taken(part: _Part, message: pb.KvLease, lease: Reference, deadline: Deadline) -> Handoff:
     """Return a handoff with the leased cache, or give the lease back and say why not."""
     descriptor = message.descriptor
     try:
+        aligner = _aligner_to_apply(part.ask, message)
+        media = decode_media(descriptor.media)
         geometry = geometry_of(descriptor.geometry)
         holding = _holding(message, geometry, lease, deadline)
     except CallFailedError as failure:
         lease.end()
-        return fallback(ask, failure.reason, str(failure), handoff_id=handoff_id)
+        return part.fallback(failure.reason, str(failure))
     except CorruptDownloadError as error:
         lease.end()
-        return fallback(ask, Reason.PAYLOAD_CORRUPT, str(error), handoff_id=handoff_id)
+        return part.fallback(Reason.PAYLOAD_CORRUPT, str(error))
     except InvalidFieldError as error:
         lease.end()
         detail = f"the bridge's answer makes no sense: {error}"
-        return fallback(ask, Reason.BRIDGE_UNREACHABLE, detail, handoff_id=handoff_id)
+        return part.fallback(Reason.BRIDGE_UNREACHABLE, detail)
     kv = KvView(holding, geometry, valid_length=descriptor.valid_length)
     if not kv.valid():
         kv.release()
-        return fallback(ask, Reason.PAYLOAD_EXPIRED, "the lease was lost at once", handoff_id=handoff_id)
-    own = ask.packed_tokens
+        return part.fallback(Reason.PAYLOAD_EXPIRED, "the lease was lost at once")
     answer = Answer(
-        key=ask.key,
-        handoff_id=handoff_id,
-        text=ask.text,
-        packed_tokens=descriptor.tokens.packed_ids or (own and own[: descriptor.valid_length * TOKEN_ID_BYTES]) or None,
+        key=part.ask.key(part.index),
+        handoff_id=part.handoff_id,
+        text=part.ask.texts[part.index],
+        packed_tokens=descriptor.tokens.packed_ids
+        or part.ask.tokens_at(descriptor.first_position, descriptor.valid_length),
         descriptor=descriptor,
-        asked_tokens=len(own) // TOKEN_ID_BYTES if own else None,
+        asked_tokens=part.ask.token_count if len(part.ask.parts) == 1 else None,
+        aligner_to_apply=aligner,
+        media=media,
     )
     return Handoff(answer, kv)
+
+
+def _aligner_to_apply(ask: Ask, message: pb.KvLease) -> AlignerTag | None:
+    """Return the aligner that the cache still needs, which must be the one that the caller said it would apply."""
+    if not message.HasField("aligner_to_apply"):
+        return None
+    aligner = decode_aligner_tag(message.aligner_to_apply)
+    if aligner != ask.aligner:
+        raise InvalidFieldError("aligner_to_apply", f"is {aligner.name!r}, which the consumer did not name")
+    return aligner
 
 
 def _holding(message: pb.KvLease, geometry: CacheGeometry, lease: Reference, deadline: Deadline) -> Holding:
@@ -231,27 +246,3 @@ def _holding(message: pb.KvLease, geometry: CacheGeometry, lease: Reference, dea
         slot_generation=location.slot_generation,
         capacity_tokens=descriptor.capacity_tokens,
     )
-
-
-def _expected(tokens: TokenIds | TokenSequence | AnyTokens) -> pb.ExpectedTokens:
-    if isinstance(tokens, AnyTokens):
-        return pb.ExpectedTokens(any=True)
-    if isinstance(tokens, TokenSequence):
-        return pb.ExpectedTokens(prefix_of=encode_tokens(tokens))
-    # The bridge works out count and digest from the ids.
-    packed = pack_token_ids(tokens)
-    if len(packed) > TOKENS_MAX * TOKEN_ID_BYTES:
-        raise ArgumentValueError("tokens", f"must be at most {TOKENS_MAX}, got {len(packed) // TOKEN_ID_BYTES}")
-    return pb.ExpectedTokens(prefix_of=types_pb2.TokenSequence(packed_ids=packed))
-
-
-def _within(field: str, value: object, least: int, most: int) -> int:
-    number = index(field, value)
-    if not least <= number <= most:
-        raise ArgumentValueError(field, f"must lie in [{least}, {most}], got {number}")
-    return number
-
-
-@lru_cache(maxsize=_TAGS_MAX)
-def _model_message(model: ModelTag) -> types_pb2.ModelTag:
-    return encode_model_tag(model)

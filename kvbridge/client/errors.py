@@ -49,6 +49,18 @@ class NoCacheError(BridgeError, RuntimeError):
     """Tensors were asked of a handoff that has none; look at `handoff.kv` first."""
 
 
+class ScaledValuesError(BridgeError, RuntimeError):
+    """The cache holds scaled values, and this call would read them as if they were not: take the text."""
+
+
+class AlignerNotAppliedError(BridgeError, RuntimeError):
+    """The cache is another model's until its aligner is applied, and this call would use it as it is."""
+
+
+class LayoutUnknownError(BridgeError, RuntimeError):
+    """A mask was asked of a plan of which it is not known how its parts lie."""
+
+
 class HandoffInvalidError(BridgeError, RuntimeError):
     """The lease was lost before a copy was complete: discard what was copied and take the text."""
 

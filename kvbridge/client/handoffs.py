@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from kvbridge.client.errors import ArgumentValueError, HandoffInvalidError, NoCacheError
+from kvbridge.client.errors import (
+    AlignerNotAppliedError,
+    ArgumentValueError,
+    HandoffInvalidError,
+    NoCacheError,
+    ScaledValuesError,
+)
 from kvbridge.client.kv_views import KvView
 from kvbridge.client.paged import BlockTable, KvBlocks, Paging
 from kvbridge.client.plans import index
@@ -17,7 +23,9 @@ from kvbridge.client.views import NumpyArray
 from kvbridge.client.windows import WindowLayer
 from kvbridge.core.descriptor import PayloadDescriptor
 from kvbridge.core.geometry import DimensionOrder
+from kvbridge.core.media import MediaItem
 from kvbridge.core.reasons import Reason
+from kvbridge.core.tags import AlignerTag
 from kvbridge.v1 import types_pb2
 from kvbridge.wire import decode_descriptor
 
@@ -47,6 +55,8 @@ class Answer:
     """What to take instead: the bridge's, else the caller's own."""
     text_uri: str | None = None
     """Where to find it."""
+    summary: str | None = None
+    """The producer's summary of the text; absent if it gave none."""
     packed_tokens: bytes | None = None
     """The tokens of the cache, or those of the text: the bridge's, else the caller's own."""
     retry_after_seconds: float | None = None
@@ -54,7 +64,11 @@ class Answer:
     descriptor: types_pb2.PayloadDescriptor | None = None
     """The payload as described; present exactly with a cache."""
     asked_tokens: int | None = None
-    """How many tokens the caller's own prompt has; absent if it said none."""
+    """How many tokens the caller's own prompt has; absent if it said none, or for a part of several."""
+    aligner_to_apply: AlignerTag | None = None
+    """The aligner that the caller named and must apply before use; absent if the cache is used as it is."""
+    media: tuple[MediaItem, ...] = ()
+    """What is not text among the cached tokens."""
 
 
 class Handoff:
@@ -62,6 +76,10 @@ class Handoff:
 
     The lease ends with the `with` block or `release`, which forbid any further use of the tensors; otherwise when the
     handoff *and* every tensor made from it are gone.
+
+    If `aligner_to_apply` is set, which happens to those alone who named an aligner to `acquire`, the layers are those
+    that the source model computed. `layer` and `copy_layer` give them so that the aligner can be applied; whatever
+    would use them as they are raises `AlignerNotAppliedError`. Values that are stored scaled are read likewise.
     """
 
     def __init__(self, answer: Answer, kv: KvView | None = None) -> None:
@@ -117,6 +135,11 @@ class Handoff:
         return self._answer.text_uri
 
     @property
+    def summary(self) -> str | None:
+        """Return the producer's summary of the text, which comes with the text; None if it gave none."""
+        return self._answer.summary
+
+    @property
     def tokens(self) -> list[int] | None:
         """Return the token ids of the cache; without one those of the text, as far as they are known."""
         packed = self._answer.packed_tokens
@@ -146,6 +169,34 @@ class Handoff:
     def descriptor(self) -> PayloadDescriptor | None:
         """Return all that is known of the payload; None if there was no cache."""
         return decode_descriptor(self._answer.descriptor) if self._answer.descriptor else None
+
+    @property
+    def aligner_to_apply(self) -> AlignerTag | None:
+        """Return the aligner that was named to `acquire` and must be applied to the layers; None for none."""
+        return self._answer.aligner_to_apply
+
+    @property
+    def media(self) -> tuple[MediaItem, ...]:
+        """Return what is not text among the cached tokens, by index among them; empty if there was no cache."""
+        return self._answer.media
+
+    def require_own(self) -> None:
+        """Refuse to use the cache as it is stored where it still has to be aligned or multiplied by scales.
+
+        Raises:
+            NoCacheError: there is no cache.
+            AlignerNotAppliedError: an aligner is still to be applied.
+            ScaledValuesError: the cache holds scaled values.
+        """
+        kv = self._require()
+        aligner = self._answer.aligner_to_apply
+        if aligner is not None:
+            raise AlignerNotAppliedError(
+                f"the cache of {self.key!r} is {aligner.source.name!r}'s until aligner {aligner.name!r} is applied; "
+                "copy its layers, apply it, and use the result"
+            )
+        if any(group.k_scales or group.v_scales for group in kv.geometry.groups):
+            raise ScaledValuesError(f"the cache of {self.key!r} holds scaled values; take the text")
 
     # Reading
 
@@ -201,10 +252,13 @@ class Handoff:
 
         Raises:
             NoCacheError: there is no cache.
+            AlignerNotAppliedError: the cache still has to be aligned.
+            ScaledValuesError: the cache holds scaled values; take the text.
             UnknownLayerError: the payload has no such layer.
             ArgumentTypeError: an argument is of the wrong type.
             ArgumentValueError: the arguments do not fit each other or the layer.
         """
+        self.require_own()
         paging = Paging(
             block_table=block_table, block_order=block_order, block_axis=block_axis, skip_tokens=skip_tokens
         )
@@ -243,16 +297,28 @@ class Handoff:
 
         Raises:
             NoCacheError: there is no cache.
+            AlignerNotAppliedError: the cache still has to be aligned.
+            ScaledValuesError: the cache holds scaled values; take the text.
             ArgumentValueError: the room is negative.
             HandoffInvalidError: the lease was lost meanwhile; the handoff has no cache any more.
             UnsupportedCacheError: transformers could not continue from these positions; take the text.
         """
+        self.require_own()
         # The integration stands above the client and loads transformers, so it is found only where it is asked for.
         integration: Any = importlib.import_module("kvbridge.integrations.transformers")
         cache: HandoffCache = integration.cache_from_handoff(
             self, token_count=self._answer.asked_tokens, headroom_tokens=headroom_tokens, device=device
         )
         return cache
+
+    def require_valid(self) -> None:
+        """Refuse what was read from the cache up to now if the lease was lost.
+
+        Raises:
+            HandoffInvalidError: it was; the handoff has no cache any more.
+        """
+        if not self.still_valid():
+            raise HandoffInvalidError(f"the lease of {self.key!r} was lost; take the text instead of what was read")
 
     def still_valid(self) -> bool:
         """Tell whether everything read from the cache up to now is right; ask again after the last use."""

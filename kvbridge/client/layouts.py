@@ -96,5 +96,6 @@ def _parsed_geometry(serialized: bytes) -> CacheGeometry:
 
 
 def _lone_layer(group: LayerGroup, capacity_tokens: int) -> SlotLayout:
-    """Return the layout of the group's first layer alone in a slot."""
-    return slot_layout(CacheGeometry(groups=(replace(group, layers=group.layers[:1]),)), capacity_tokens)
+    """Return the layout of the group's first layer alone in a slot; what its values are scaled by takes no room."""
+    lone = replace(group, layers=group.layers[:1], k_scales=(), v_scales=())
+    return slot_layout(CacheGeometry(groups=(lone,)), capacity_tokens)

@@ -11,7 +11,8 @@ from kvbridge.client.layouts import lazy_layout
 from kvbridge.client.token_ids import TokenIds, token_sequence
 from kvbridge.core.descriptor import FallbackText, PayloadReference, PayloadSpec, Verification
 from kvbridge.core.geometry import CacheGeometry
-from kvbridge.core.tags import ModelTag
+from kvbridge.core.media import MediaItem
+from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.core.tokens import TokenSequence
 
 PUBLISH_SECONDS_DEFAULT = 5.0
@@ -66,6 +67,9 @@ def plan_publication(
     derived_from: Iterable[PayloadReference],
     verification: Verification,
     timeout_seconds: float | None,
+    aligner: AlignerTag | None = None,
+    media: Iterable[MediaItem] = (),
+    summary: str | None = None,
 ) -> PublishPlan:
     """Check every argument of a publication.
 
@@ -78,6 +82,7 @@ def plan_publication(
     require_type("geometry", geometry, CacheGeometry)
     require_type("verification", verification, Verification)
     require_type("hold", hold, bool)
+    require_optional_type("aligner", aligner, AlignerTag)
     sequence = token_sequence(tokens)
     length = sequence.count if valid_length is None else index("valid_length", valid_length)
     if length < 1:
@@ -90,10 +95,12 @@ def plan_publication(
             capacity_tokens=length if capacity_tokens is None else index("capacity_tokens", capacity_tokens),
             first_position=index("first_position", first_position),
             tokens=sequence.prefix(length),
-            fallback=_fallback(text, text_uri),
+            fallback=_fallback(text, text_uri, summary),
             derived_from=_references(derived_from),
             linger_seconds=_seconds("linger_seconds", linger_seconds),
             ttl_seconds=_seconds("ttl_seconds", ttl_seconds),
+            aligner=aligner,
+            media=media_items(media),
         )
     return PublishPlan(
         spec=spec, valid_length=length, verification=verification, hold=hold, timeout_seconds=timeout_seconds
@@ -132,10 +139,24 @@ def index(field: str, value: object) -> int:
         raise ArgumentTypeError(field, f"must be an int, got {type(value).__name__}") from None
 
 
-def _fallback(text: str | None, text_uri: str | None) -> FallbackText:
+def media_items(media: Iterable[MediaItem]) -> tuple[MediaItem, ...]:
+    """Return what is not text in a prompt.
+
+    Raises:
+        ArgumentTypeError: one of them is no media item.
+    """
+    require_type("media", media, Iterable)
+    items = tuple(media)
+    for item in items:
+        require_type("media", item, MediaItem)
+    return items
+
+
+def _fallback(text: str | None, text_uri: str | None, summary: str | None) -> FallbackText:
     require_optional_type("text", text, str)
     require_optional_type("text_uri", text_uri, str)
-    return FallbackText(text=text, text_uri=text_uri)
+    require_optional_type("summary", summary, str)
+    return FallbackText(text=text, text_uri=text_uri, summary=summary)
 
 
 def _references(derived_from: Iterable[PayloadReference]) -> tuple[PayloadReference, ...]:

@@ -14,6 +14,7 @@ from kvbridge.integrations.transformers.handoff import cache_from_handoff, publi
 from kvbridge.integrations.transformers.identity import model_tag
 from kvbridge.integrations.transformers.layers import HandoffLayer, HandoffSlidingLayer
 from kvbridge.integrations.transformers.masks import mask_for_model
+from kvbridge.integrations.transformers.parts import cache_from_parts
 from kvbridge.integrations.transformers.port import ModelPort
 from kvbridge.integrations.transformers.selftest import MaskFigures, MaskSelfTest, attention_respects_mask
 from kvbridge.integrations.transformers.tokenizers import tokenizer_digest
@@ -39,6 +40,7 @@ __all__ = [
     "build_cache",
     "cache_argument",
     "cache_from_handoff",
+    "cache_from_parts",
     "cache_geometry",
     "cache_of",
     "extract",

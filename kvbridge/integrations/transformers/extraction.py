@@ -120,6 +120,27 @@ def extract(
     return ExtractedCache(layers=layers, valid_length=length, first_position=first_position)
 
 
+def without_first(extracted: ExtractedCache, geometry: CacheGeometry, skip_tokens: int) -> ExtractedCache:
+    """Return what is left of a sequence behind its first tokens, at the positions where it stood.
+
+    Raises:
+        CacheMismatchError: nothing is left, or the number is negative.
+    """
+    if not skip_tokens:
+        return extracted
+    left = extracted.valid_length - skip_tokens
+    if not 0 < left <= extracted.valid_length:
+        raise CacheMismatchError("skip_tokens", expected=f"0 to {extracted.valid_length - 1}", found=skip_tokens)
+    layers = []
+    for part in extracted.layers:
+        # A layer with a window holds the newest tokens, which are among those that are left.
+        stored = geometry.group_of(part.layer).stored_tokens(left)
+        keys, values = (tensor.narrow(1, tensor.shape[1] - stored, stored) for tensor in (part.keys, part.values))
+        layers.append(ExtractedLayer(layer=part.layer, keys=keys, values=values))
+    first_position = extracted.first_position + skip_tokens
+    return ExtractedCache(layers=tuple(layers), valid_length=left, first_position=first_position)
+
+
 def _require_readable(cache: Any) -> None:
     name = type(cache).__name__
     if type(cache) not in _CACHES:

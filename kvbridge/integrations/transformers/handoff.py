@@ -19,7 +19,7 @@ from kvbridge.integrations.transformers.cache import (
     build_cache,
 )
 from kvbridge.integrations.transformers.errors import CacheMismatchError, UnsupportedCacheError
-from kvbridge.integrations.transformers.extraction import PaddingSide, extract
+from kvbridge.integrations.transformers.extraction import PaddingSide, extract, without_first
 
 
 def publish_cache(
@@ -35,6 +35,7 @@ def publish_cache(
     valid_length: int | None = None,
     padding_side: PaddingSide = "right",
     first_position: int | None = None,
+    skip_tokens: int = 0,
     **options: Any,
 ) -> Publication:
     """Publish one sequence of a cache and return the publication, committed or with the reason why not.
@@ -45,13 +46,15 @@ def publish_cache(
         cache: A cache of the library, whose tensors are only read, and only during this call.
         model_tag: The model that filled the cache, with the adapters that were active then.
         geometry: Shape of the cache.
-        tokens: Exactly the tokens that the cache covers. After `generate` that is one fewer than it returned, since
-            the last token was never fed back.
+        tokens: Exactly the tokens that the cache covers, but for those that are skipped. After `generate` the cache
+            covers one fewer than it returned, since the last token was never fed back.
         text: What consumers take if they may not take the cache.
         row: Which sequence of a batch; may be left out if there is one.
         valid_length: Tokens of the row that are real; all if absent.
         padding_side: Where the others are.
         first_position: Position of the first real token; must be given for a row padded on the left.
+        skip_tokens: How many real tokens at the start are left out, because they are other payloads' already. What is
+            published begins behind them and continues no other context than theirs: name them in `derived_from`.
         **options: Further arguments of `Bridge.publish`.
 
     Raises:
@@ -60,14 +63,16 @@ def publish_cache(
         ArgumentTypeError: as for `Bridge.publish`.
         ArgumentValueError: as for `Bridge.publish`.
     """
-    extracted = extract(
+    whole = extract(
         cache, geometry, row=row, valid_length=valid_length, padding_side=padding_side, first_position=first_position
     )
+    extracted = without_first(whole, geometry, skip_tokens)
     count = tokens.count if isinstance(tokens, TokenSequence) else len(tokens)
     if count != extracted.valid_length:
+        skipped = f" without {skip_tokens} tokens" if skip_tokens else ""
         raise CacheMismatchError(
             "tokens",
-            expected=f"{extracted.valid_length}, the length of the cache",
+            expected=f"{extracted.valid_length}, the length of the cache{skipped}",
             found=f"{count} tokens",
             hint="after generate() the last token is not in the cache yet",
         )
@@ -108,10 +113,13 @@ def cache_from_handoff(
 
     Raises:
         NoCacheError: the handoff has no cache; look at `handoff.kv` first.
+        AlignerNotAppliedError: the cache still has to be aligned.
+        ScaledValuesError: the cache holds scaled values; take the text.
         UnsupportedCacheError: its positions do not begin at 0, or the cache covers all tokens and a sliding layer has
             forgotten what computing the last one again needs: take the text.
         HandoffInvalidError: the lease was lost; the handoff has no cache any more.
     """
+    handoff.require_own()
     window = handoff.private_window(headroom_tokens)
     descriptor = handoff.descriptor
     assert descriptor is not None  # There is one wherever there is a window.

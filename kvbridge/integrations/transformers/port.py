@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 
 from kvbridge.client.bridge import Bridge
 from kvbridge.client.handoffs import Handoff
+from kvbridge.client.plan_handoffs import PlanHandoff
 from kvbridge.client.publications import Publication
 from kvbridge.client.token_ids import AnyTokens, TokenIds
+from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.geometry import CacheGeometry, DimensionOrder
 from kvbridge.core.tags import ModelTag
 from kvbridge.core.tokens import TokenSequence
@@ -134,8 +137,20 @@ class ModelPort:
         identity = self._current()
         return bridge.acquire(key, model=identity.tag, geometry=identity.geometry, tokens=tokens, text=text, **options)
 
-    def cache(self, handoff: Handoff, *, headroom_tokens: int = DEFAULT_HEADROOM_TOKENS) -> HandoffCache:
-        """Return a handoff's cache where this model computes; errors as for `Handoff.as_transformers_cache`.
+    def acquire_plan(
+        self,
+        bridge: Bridge,
+        keys: Sequence[str | PayloadReference],
+        *,
+        tokens: TokenIds | AnyTokens,
+        **options: Any,
+    ) -> PlanHandoff:
+        """Ask for the caches of one context in pieces; arguments and errors as for `Bridge.acquire_plan`."""
+        identity = self._current()
+        return bridge.acquire_plan(keys, model=identity.tag, geometry=identity.geometry, tokens=tokens, **options)
+
+    def cache(self, handoff: Handoff | PlanHandoff, *, headroom_tokens: int = DEFAULT_HEADROOM_TOKENS) -> HandoffCache:
+        """Return a handoff's or plan's cache where this model computes; errors as for its `as_transformers_cache`.
 
         `generate` is to be given the whole prompt with it, the cached tokens too.
         """
