@@ -16,6 +16,11 @@ from typing import Any
 
 from kvbridge.config import descriptor_socket_path
 
+DEFAULT_CATALOG = """\
+defaults:
+  tokens_min_unmeasured: 1
+  breaker: {bad_share_max: 1}
+"""
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.005
@@ -53,9 +58,8 @@ class BridgeProcess:
     def start(self) -> None:
         """Start it (again) at the same address and wait until it serves."""
         command = [sys.executable, "-m", "kvbridge", "serve", "--socket", self.socket, "--listen", "127.0.0.1:0"]
-        # Tests hand over a few tokens, which nobody would do for gain.
-        command += ["--arena-bytes", str(ARENA_BYTES), "--drain-seconds", "0.2", "--unmeasured-tokens-min", "1"]
-        command += ["--metrics-listen", "", *self._flags]
+        command += ["--arena-bytes", str(ARENA_BYTES), "--drain-seconds", "0.2", "--metrics-listen", ""]
+        command += [*self._default_catalog(), *self._flags]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log)
         serving = wait_for(self._serving_line, START_SECONDS_MAX)
@@ -87,6 +91,14 @@ class BridgeProcess:
     def open_descriptors(self) -> int:
         """Return how many file descriptors it has open."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def _default_catalog(self) -> list[str]:
+        """Return flags for a bridge that hands over few tokens, however many tests break caches."""
+        if any(flag.startswith(("--catalog", "--unmeasured-tokens-min")) for flag in self._flags):
+            return []
+        path = Path(self.socket).with_name("catalog.yaml")
+        path.write_text(DEFAULT_CATALOG, encoding="utf-8")
+        return ["--catalog", str(path)]
 
     def _serving_line(self) -> dict[str, Any] | None:
         if self.process.poll() is not None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvbridge.config import BridgeConfig
-from kvbridge.core.catalog import Catalog, RoutePolicy
+from kvbridge.core.catalog import RoutePolicy
 from kvbridge.core.descriptor import PayloadSpec
 from kvbridge.core.errors import UnavailableError, WrongStateError
 from kvbridge.core.layout import slot_layout
@@ -25,12 +25,12 @@ from kvbridge.node.answers import HandoffAnswer
 from kvbridge.node.background import Background
 from kvbridge.node.breakers import Breakers
 from kvbridge.node.byte_checks import ByteChecks
+from kvbridge.node.catalog import CatalogKeeper
 from kvbridge.node.costs import CostKeeper
-from kvbridge.node.fixed_catalog import FixedCatalog
 from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, Client, Sessions
 from kvbridge.node.journal import Journal
 from kvbridge.node.reports import Reports
-from kvbridge.node.surroundings import RunningCatalog, Surroundings
+from kvbridge.node.surroundings import Surroundings
 from kvbridge.node.tenancy import Tenancy
 from kvbridge.node.verification import Verifier
 from kvbridge.wire import Seal
@@ -72,7 +72,7 @@ class Bridge:
         self._background = Background()
         self._housekeeper: asyncio.Task[None] | None = None
         self.journal = Journal(config.journal_records_max)
-        self.catalog: RunningCatalog = FixedCatalog(Catalog(defaults=_default_policy(config)))
+        self.catalog = CatalogKeeper(config.catalog, config.catalog_poll_seconds, built_in=_default_policy(config))
         self.breakers = Breakers(config.breakers_max)
         self.costs = CostKeeper(config.node_id)
         self.reports = Reports(clock=clock, journal=self.journal, breakers=self.breakers, costs=self.costs)
@@ -91,8 +91,13 @@ class Bridge:
 
     # Life
 
-    def start(self) -> None:
-        """Begin to give back what has expired."""
+    async def start(self) -> None:
+        """Read the catalog, and begin to give back what has expired.
+
+        Raises:
+            CatalogFileError: the catalog's file holds what cannot run.
+        """
+        await self.catalog.start()
         self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="kvbridge-housekeeping")
         self._housekeeper.add_done_callback(_report_failure)
 
@@ -112,6 +117,7 @@ class Bridge:
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
+        await self.catalog.close()
         await self._background.settle()
         self._verifier.close()
         for tenancy in self._tenancies.values():

@@ -25,10 +25,12 @@ from kvbridge.node.attachments import AttachmentPort
 from kvbridge.node.bridge import Bridge
 from kvbridge.server.answers import Answers
 from kvbridge.server.bulk import BulkServicer
+from kvbridge.server.catalog import CatalogServicer
 from kvbridge.server.handoff import HandoffServicer
 from kvbridge.server.inspect import InspectServicer
 from kvbridge.server.interceptor import ErrorInterceptor
-from kvbridge.v1 import handoff_service_pb2, inspect_service_pb2
+from kvbridge.v1 import catalog_service_pb2, handoff_service_pb2, inspect_service_pb2
+from kvbridge.v1.catalog_service_pb2_grpc import add_CatalogServiceServicer_to_server
 from kvbridge.v1.handoff_service_pb2_grpc import add_HandoffServiceServicer_to_server
 from kvbridge.v1.inspect_service_pb2_grpc import add_InspectServiceServicer_to_server
 
@@ -40,6 +42,7 @@ _log = logging.getLogger(__name__)
 _SERVICES = (
     handoff_service_pb2.DESCRIPTOR.services_by_name["HandoffService"].full_name,
     inspect_service_pb2.DESCRIPTOR.services_by_name["InspectService"].full_name,
+    catalog_service_pb2.DESCRIPTOR.services_by_name["CatalogService"].full_name,
 )
 _STOP_GRACE_SECONDS = 1.0
 _KEEPALIVE_MILLISECONDS = 20_000
@@ -83,8 +86,8 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         # The descriptor socket comes first: it finds out whether another node lives here before anything is replaced.
         await descriptors.start()
         server, healthy, tcp_port = _build_server(bridge)
+        await bridge.start()
         await server.start()
-        bridge.start()
         try:
             await _set_serving(healthy)
             yield bridge, Endpoints(socket=config.socket, descriptor_socket=config.descriptor_socket, tcp_port=tcp_port)
@@ -139,6 +142,14 @@ def _build_server(bridge: Bridge) -> tuple[aio.Server, HealthServicer, int | Non
     server.add_generic_rpc_handlers((_bulk_handlers(BulkServicer(bridge, answers)),))
     handoff = HandoffServicer(bridge, answers)  # type: ignore[abstract] # its bulk methods are the ones above
     add_HandoffServiceServicer_to_server(handoff, server)
+    catalog = CatalogServicer(  # type: ignore[abstract] # quarantines are to come
+        bridge.catalog,
+        bridge.sessions,
+        answers,
+        message_bytes_max=config.message_bytes_max,
+        breaker_of=bridge.breakers.of_route,
+    )
+    add_CatalogServiceServicer_to_server(catalog, server)
     inspect = InspectServicer(bridge)  # type: ignore[abstract] # explanations are to come
     add_InspectServiceServicer_to_server(inspect, server)
     healthy: HealthServicer = health.aio.HealthServicer()
