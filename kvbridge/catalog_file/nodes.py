@@ -98,7 +98,8 @@ def parse(content: bytes) -> Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(part for part in (error.context, error.problem) if part)
-        raise UnreadableError(_line(mark), f"is not YAML: {what}") from error
+        # What is missing at the end of the text is missed one line after its last one.
+        raise UnreadableError(min(_line(mark), text.count("\n") + 1), f"is not YAML: {what}") from error
     except yaml.YAMLError as error:  # A character that YAML does not allow; it says a position instead of a line.
         position = getattr(error, "position", 0)
         line = text.count("\n", 0, position) + 1

@@ -14,12 +14,12 @@ from google.protobuf.message import Message
 
 from kvbridge.catalog_file.errors import FileProblem
 from kvbridge.catalog_file.nodes import Fields, Items, Node, Scalar, is_nothing
+from kvbridge.wire import encode_duration
 
 TEXT_CHARACTERS_MAX = 8192
 """Longest single value."""
 _INTEGER_BITS: Final = {FieldDescriptor.TYPE_UINT32: 32, FieldDescriptor.TYPE_UINT64: 64}
 _DURATION_SECONDS_MAX = 10_000_000_000
-_NANOS_PER_SECOND = 1_000_000_000
 _UNIT_SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d{1,20}(?:\.\d{0,20})?)\s*(ms|s|m|h|d)?")
 _INTEGER = re.compile(r"\d{1,3}(?:_\d{3}){1,6}|\d{1,20}")
@@ -66,7 +66,7 @@ class Filler:
             value = self._value(field, node, path)
             if value is not None:
                 setattr(message, field.name, value)
-        elif field.message_type is Duration.DESCRIPTOR:
+        elif field.message_type.full_name == Duration.DESCRIPTOR.full_name:
             value = self._value(field, node, path)
             if value is not None:
                 getattr(message, field.name).CopyFrom(value)
@@ -150,8 +150,7 @@ def _duration(_: FieldDescriptor, text: str) -> Duration:
     seconds = float(match[1]) * _UNIT_SECONDS[match[2] or ""] if match and text.isascii() else math.inf
     if seconds > _DURATION_SECONDS_MAX:
         raise _ValueRefusedError(f"must be a number of seconds or one such as 30s, 500ms or 2m, got {_shown(text)}")
-    whole, nanos = divmod(round(seconds * _NANOS_PER_SECOND), _NANOS_PER_SECOND)
-    return Duration(seconds=whole, nanos=nanos)
+    return encode_duration(seconds)
 
 
 def _enum(enum: EnumDescriptor, text: str) -> int:

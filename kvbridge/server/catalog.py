@@ -20,7 +20,7 @@ from kvbridge.server.calls import caller
 from kvbridge.server.pages import decode_page_token, encode_page_token
 from kvbridge.v1 import catalog_service_pb2 as pb
 from kvbridge.v1.catalog_service_pb2_grpc import CatalogServiceServicer
-from kvbridge.wire import encode_aligner_tag
+from kvbridge.wire import encode_aligner_tag, encode_duration
 from kvbridge.wire.catalog import (
     decode_aligner,
     decode_aligner_tag_at,
@@ -45,7 +45,6 @@ LEFT_BEHIND_MAX = 1000
 """Most aligners that the answer to a model names."""
 WHY_CHARACTERS_MAX = 1024
 """Longest reason for the kill switch."""
-_NANOS_PER_SECOND = 1_000_000_000
 
 BreakerOf: TypeAlias = Callable[[str], tuple[str, str]]
 """Tells state and figures of a route's breaker."""
@@ -238,5 +237,5 @@ def _page(
 
 
 def _timestamp(unix_seconds: float) -> Timestamp:
-    whole, nanos = divmod(round(unix_seconds * _NANOS_PER_SECOND), _NANOS_PER_SECOND)
-    return Timestamp(seconds=whole, nanos=nanos)
+    since = encode_duration(unix_seconds)
+    return Timestamp(seconds=since.seconds, nanos=since.nanos)

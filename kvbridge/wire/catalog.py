@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from kvbridge.core.breaker import BreakerPolicy
@@ -26,7 +25,7 @@ from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.v1 import catalog_service_pb2 as pb
 from kvbridge.v1 import types_pb2
-from kvbridge.wire.durations import decode_duration
+from kvbridge.wire.durations import decode_duration, encode_duration
 from kvbridge.wire.enums import EnumCodec
 from kvbridge.wire.geometry import decode_geometry, encode_geometry
 from kvbridge.wire.tags import decode_model_tag, encode_aligner_tag, encode_model_tag
@@ -49,7 +48,6 @@ _BREAKER_NUMBERS = ("bad_share_max", "samples_min", "trials")
 """The same for a breaker."""
 _BREAKER_DURATIONS = {"window": "window_seconds", "open": "open_seconds"}
 """Durations of a breaker by their names in message and core."""
-_NANOS_PER_SECOND = 1_000_000_000
 
 _Decoded = TypeVar("_Decoded")
 _Listed = TypeVar("_Listed", bound=Message)
@@ -273,17 +271,11 @@ def _encode_fields(
         message.mode = cast("pb.RouteMode.ValueType", _MODES.encode(mode))
     numbers: dict[str, Any] = {name: getattr(breaker, name) for name in _BREAKER_NUMBERS}
     seconds = {name: getattr(breaker, own) for name, own in _BREAKER_DURATIONS.items()}
-    durations = {name: _exact_duration(value) for name, value in seconds.items() if value is not None}
+    durations = {name: encode_duration(value) for name, value in seconds.items() if value is not None}
     encoded = pb.BreakerPolicy(**numbers, **cast("dict[str, Any]", durations))
     if encoded.ListFields():
         message.breaker.CopyFrom(encoded)
     return message
-
-
-def _exact_duration(seconds: float) -> Duration:
-    """Return the nearest duration, so that a decimal fraction comes back as it was declared."""
-    whole, nanos = divmod(round(seconds * _NANOS_PER_SECOND), _NANOS_PER_SECOND)
-    return Duration(seconds=whole, nanos=nanos)
 
 
 def _given(message: Message, names: Iterable[str]) -> dict[str, Any]:

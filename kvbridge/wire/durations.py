@@ -10,9 +10,10 @@ _NANOS_PER_SECOND = 1_000_000_000
 
 
 def encode_duration(seconds: float) -> Duration:
-    """Return `seconds` (finite, not negative) as a message."""
+    """Return `seconds` (finite, not negative) as a message, to the nearest nanosecond."""
     whole = int(seconds)
-    return Duration(seconds=whole, nanos=min(int((seconds - whole) * _NANOS_PER_SECOND), _NANOS_PER_SECOND - 1))
+    more, nanos = divmod(round((seconds - whole) * _NANOS_PER_SECOND), _NANOS_PER_SECOND)
+    return Duration(seconds=whole + more, nanos=nanos)
 
 
 def decode_duration(message: Duration, field: str) -> float:
@@ -23,4 +24,5 @@ def decode_duration(message: Duration, field: str) -> float:
     """
     if message.seconds < 0 or not 0 <= message.nanos < _NANOS_PER_SECOND:
         raise InvalidFieldError(field, "must not be negative")
-    return message.seconds + message.nanos / _NANOS_PER_SECOND
+    # In one division, so that a decimal fraction comes back as it was.
+    return (message.seconds * _NANOS_PER_SECOND + message.nanos) / _NANOS_PER_SECOND
