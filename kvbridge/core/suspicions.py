@@ -189,7 +189,7 @@ def _source(record: HandoffRecord, part: PartRecord) -> _Facts:
     else:
         yield _open("whether all values are finite was not checked")
     if record.depth:
-        yield _open(f"the context had been through {record.depth} handoffs before")
+        yield _open(f"handoffs that the context had been through before: {record.depth}")
 
 
 def _transfer(record: HandoffRecord, part: PartRecord) -> _Facts:
