@@ -6,22 +6,24 @@ from collections.abc import Iterable
 
 import xxhash
 
-from kvbridge.core.layout import Region
+from kvbridge.core.layout import ByteRange, Region
 
 
 class LayerDigest:
-    """The digest of one layer, taken region by region, so that each is read while it is still in the cache."""
+    """The digest of one layer, taken piece by piece in canonical order."""
 
-    __slots__ = ("_state",)
+    __slots__ = ("_slot", "_state")
 
-    def __init__(self) -> None:
-        """Start with nothing."""
+    def __init__(self, slot: memoryview) -> None:
+        """Digest what lies in `slot`, but nothing yet."""
+        self._slot = slot
         self._state = xxhash.xxh3_128()
 
-    def add(self, slot: memoryview, region: Region, valid_length: int) -> None:
-        """Take in `region` as it lies in `slot` now; K comes first, then V."""
-        for run in region.runs(valid_length):
-            self._state.update(slot[run.offset_bytes : run.offset_bytes + run.length_bytes])
+    def add(self, places: Iterable[ByteRange], *, offset_bytes: int = 0) -> None:
+        """Take in the bytes that lie now at `places`, which count from `offset_bytes`; K comes first, then V."""
+        for place in places:
+            start = offset_bytes + place.offset_bytes
+            self._state.update(self._slot[start : start + place.length_bytes])
 
     @property
     def value(self) -> bytes:
@@ -31,7 +33,7 @@ class LayerDigest:
 
 def digest_layer(slot: memoryview, regions: Iterable[Region], valid_length: int) -> bytes:
     """Return the digest of one layer's `regions` (K, then V) as they lie in `slot` now."""
-    digest = LayerDigest()
+    digest = LayerDigest(slot)
     for region in regions:
-        digest.add(slot, region, valid_length)
+        digest.add(region.runs(valid_length))
     return digest.value

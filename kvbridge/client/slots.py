@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kvbridge.client.copying import copy_layer
 from kvbridge.client.digests import LayerDigest, digest_layer
 from kvbridge.client.errors import UnknownLayerError
+from kvbridge.client.forms import Form
 from kvbridge.client.layouts import lazy_layout
 from kvbridge.client.paged import KvBlocks, Paging, check_table, separate
-from kvbridge.client.sources import check_source, copy_source
+from kvbridge.client.sources import check_source, source_of
 from kvbridge.client.views import torch_by_head, torch_in_memory_order
 from kvbridge.core.geometry import CacheGeometry
 from kvbridge.core.layout import Region, Role
@@ -34,6 +36,7 @@ class SlotWriter:
         self._digests: dict[int, bytes] = {}
         self._written: set[tuple[int, Role]] = set()
         self._viewed: set[int] = set()
+        self._forms: dict[tuple[int, Role], Form] = {}
 
     def __repr__(self) -> str:
         return f"<SlotWriter {len(self._written) // 2} of {len(self._layers)} layers>"
@@ -56,15 +59,12 @@ class SlotWriter:
             ArgumentTypeError: one is no tensor or array, or of another dtype.
             ShapeMismatchError: one does not have the layer's shape.
         """
-        regions = self._regions_of(layer)
-        for value, field, region in zip((k, v), ("k", "v"), regions, strict=True):
-            check_source(value, field, region, self._tokens(region))
+        places = [(region, self._form(region)) for region in self._regions_of(layer)]
+        for value, field, (region, form) in zip((k, v), ("k", "v"), places, strict=True):
+            check_source(value, field, region, form)
         self._forget(layer)
-        digest = LayerDigest() if self._digested else None
-        for value, region in zip((k, v), regions, strict=True):
-            copy_source(value, self.buffer, region, self._tokens(region))
-            if digest is not None:  # While the bytes are still in the processor's cache.
-                digest.add(self.memory, region, self.valid_length)
+        digest = self._new_digest()
+        copy_layer([source_of(value, self.buffer, *place) for value, place in zip((k, v), places, strict=True)], digest)
         self._note(layer, digest)
 
     def write_paged(self, layer: int, kv_blocks: KvBlocks, paging: Paging, *, kv_axis: int | None) -> None:
@@ -73,12 +73,12 @@ class SlotWriter:
         check_table(paging.block_table)
         pair = separate(kv_blocks, kv_axis)
         self._forget(layer)
-        digest = LayerDigest() if self._digested else None
+        digest = self._new_digest()
         for blocks, region in zip(pair, regions, strict=True):
             tokens = self._tokens(region)
             paging.gather(blocks, torch_by_head(self.buffer, region, tokens), tokens=tokens)
             if digest is not None:
-                digest.add(self.memory, region, self.valid_length)
+                digest.add(region.runs(self.valid_length))
         self._note(layer, digest)
 
     def view(self, layer: int, role: Role) -> torch.Tensor:
@@ -113,6 +113,17 @@ class SlotWriter:
                 "layer", f"the geometry has no layer {layer!r}; it has {len(self._layers)}, up to {self._layers[-1]}"
             )
         return self.layout.regions(layer)
+
+    def _new_digest(self) -> LayerDigest | None:
+        return LayerDigest(self.memory) if self._digested else None
+
+    def _form(self, region: Region) -> Form:
+        """Return the form of a region, which it shares with the others of its role in its group."""
+        key = id(region.group), region.role
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = Form(region, self._tokens(region))
+        return form
 
     def _tokens(self, region: Region) -> int:
         return region.group.stored_tokens(self.valid_length)

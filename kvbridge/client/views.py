@@ -26,13 +26,21 @@ def shape_in_memory(region: Region, tokens: int) -> tuple[int, int, int]:
     return tokens, region.group.kv_heads, region.head_dim
 
 
+def strides_in_memory(region: Region) -> tuple[int, int, int]:
+    """Return the steps in elements between neighbours in each dimension, in memory order."""
+    group, dim = region.group, region.head_dim
+    if group.order is DimensionOrder.HND:
+        return region.strip_stride_bytes // group.dtype.bytes_per_element, dim, 1
+    return group.kv_heads * dim, dim, 1
+
+
 def torch_in_memory_order(buffer: CharArray, region: Region, tokens: int) -> torch.Tensor:
     """Return the first `tokens` tokens of a region, with the shape that its own order has."""
     import torch  # only who touches a tensor pays for it
 
     dtype = torch_dtype(region.group.dtype)
     flat = torch.frombuffer(buffer, dtype=dtype, count=_elements(region), offset=region.offset_bytes)
-    return flat.as_strided(shape_in_memory(region, tokens), _strides(region))
+    return flat.as_strided(shape_in_memory(region, tokens), strides_in_memory(region))
 
 
 def torch_by_head(buffer: CharArray, region: Region, tokens: int) -> torch.Tensor:
@@ -44,9 +52,8 @@ def torch_by_head(buffer: CharArray, region: Region, tokens: int) -> torch.Tenso
 def numpy_in_memory_order(buffer: CharArray, region: Region, tokens: int) -> NumpyArray:
     """Return what `torch_in_memory_order` does, as an array; bfloat16, which numpy lacks, as 16-bit integers."""
     dtype = np.dtype(np.uint16) if region.group.dtype is Dtype.BFLOAT16 else np.dtype(region.group.dtype.value)
-    flat = np.frombuffer(memoryview(buffer), dtype=dtype, count=_elements(region), offset=region.offset_bytes)
-    strides = [step * dtype.itemsize for step in _strides(region)]
-    return np.lib.stride_tricks.as_strided(flat, shape_in_memory(region, tokens), strides)
+    strides = [step * dtype.itemsize for step in strides_in_memory(region)]
+    return np.ndarray(shape_in_memory(region, tokens), dtype, memoryview(buffer), region.offset_bytes, strides)
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:
@@ -59,11 +66,3 @@ def torch_dtype(dtype: Dtype) -> torch.dtype:
 
 def _elements(region: Region) -> int:
     return region.length_bytes // region.group.dtype.bytes_per_element
-
-
-def _strides(region: Region) -> tuple[int, int, int]:
-    """Return the steps in elements between neighbours in each dimension, in memory order."""
-    group, dim = region.group, region.head_dim
-    if group.order is DimensionOrder.HND:
-        return region.strip_stride_bytes // group.dtype.bytes_per_element, dim, 1
-    return group.kv_heads * dim, dim, 1
