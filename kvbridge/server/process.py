@@ -74,6 +74,7 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         BindError: an address is taken or not allowed.
         ArenaUnavailableError: the host cannot give the configured memory.
         SocketPathError: the descriptor socket cannot be made.
+        CatalogFileError: the catalog's file holds what cannot run.
     """
     Path(config.socket).parent.mkdir(mode=_PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
     bridge = Bridge(config)
@@ -85,8 +86,8 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
     try:
         # The descriptor socket comes first: it finds out whether another node lives here before anything is replaced.
         await descriptors.start()
-        server, healthy, tcp_port = _build_server(bridge)
         await bridge.start()
+        server, healthy, tcp_port = _build_server(bridge)
         await server.start()
         try:
             await _set_serving(healthy)
@@ -103,12 +104,13 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
 
 
 async def serve(config: BridgeConfig) -> None:
-    """Run a bridge until SIGTERM or SIGINT; errors as for `running`."""
+    """Run a bridge until SIGTERM or SIGINT, and look at the catalog's file at SIGHUP; errors as for `running`."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with running(config) as (bridge, endpoints):
+        loop.add_signal_handler(signal.SIGHUP, bridge.catalog.look_soon)
         _log.info(
             "serving",
             extra={
