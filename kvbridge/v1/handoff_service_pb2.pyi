@@ -262,8 +262,11 @@ class CommittedPayload(_message.Message):
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
     HOLD_TOKEN_FIELD_NUMBER: _builtins.int
     HOLD_TIME_TO_LIVE_FIELD_NUMBER: _builtins.int
+    HANDOFF_REFERENCE_FIELD_NUMBER: _builtins.int
     hold_token: _builtins.str
     """The producer's own reference; empty if none was asked for."""
+    handoff_reference: _builtins.str
+    """Names the payload on every node: `kvb://node/key@generation`. Consumers elsewhere ask their own node for it under this key."""
     @_builtins.property
     def descriptor(self) -> _types_pb2.PayloadDescriptor:
         """What was sealed."""
@@ -278,10 +281,11 @@ class CommittedPayload(_message.Message):
         descriptor: _types_pb2.PayloadDescriptor | None = ...,
         hold_token: _builtins.str = ...,
         hold_time_to_live: _duration_pb2.Duration | None = ...,
+        handoff_reference: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "hold_time_to_live", b"hold_time_to_live"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "hold_time_to_live", b"hold_time_to_live", "hold_token", b"hold_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "handoff_reference", b"handoff_reference", "hold_time_to_live", b"hold_time_to_live", "hold_token", b"hold_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,158 @@
+"""Another node over gRPC: its `PeerService`, and its `HandoffService` as any client by value uses it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from kvbridge.core.descriptor import FallbackText, PayloadReference
+from kvbridge.core.errors import InvalidFieldError
+from kvbridge.link.port import Closed, Opened, OwnerUnreachableError, TransferFailedError
+from kvbridge.v1 import handoff_service_pb2, peer_service_pb2
+from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
+from kvbridge.v1.peer_service_pb2_grpc import PeerServiceStub
+from kvbridge.wire import (
+    decode_descriptor,
+    decode_duration,
+    decode_fallback,
+    decode_model_tag,
+    decode_reason,
+    decode_tokens,
+    encode_reference,
+)
+from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, split_chunk
+
+MESSAGE_BYTES_MAX = 64 << 20
+"""Largest message that is accepted: room for the longest text and token list together."""
+_REQUEST_ID_BYTES = 16
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class GrpcPeer:
+    """One other node, connected to at the first call."""
+
+    def __init__(self, node_id: str, target: str, *, client_name: str) -> None:
+        """Call `target`, which must be the node `node_id`, as the client `client_name`."""
+        self._node_id = node_id
+        self._target = target
+        self._metadata = (("kvbridge-client", client_name),)
+        self._channel = aio.insecure_channel(target, options=_OPTIONS)
+        self._peer: Any = PeerServiceStub(self._channel)
+        self._handoff: Any = HandoffServiceStub(self._channel)
+        # Bulk bytes pass as serialized messages, because a protobuf library would copy them several times.
+        self._download: Any = self._channel.unary_stream(
+            "/kvbridge.v1.HandoffService/Download",
+            request_serializer=handoff_service_pb2.DownloadRequest.SerializeToString,
+        )
+
+    def __repr__(self) -> str:
+        """Show who is called where."""
+        return f"<GrpcPeer {self._node_id} at {self._target}>"
+
+    async def open(self, tenant: str, reference: PayloadReference, *, seconds_max: float) -> Opened | Closed:
+        """Lease a payload; errors as for `Peer.open`."""
+        request = peer_service_pb2.OpenPayloadRequest(
+            request_id=_request_id(), tenant=tenant, reference=encode_reference(reference)
+        )
+        try:
+            answer = await self._peer.OpenPayload(request, timeout=seconds_max, metadata=self._metadata)
+            if answer.owner.node_id != self._node_id:
+                raise OwnerUnreachableError(f"{self._target} is node {answer.owner.node_id!r}, not {self._node_id!r}")
+            return _decode_answer(answer)
+        except aio.AioRpcError as error:
+            raise OwnerUnreachableError(f"node {self._node_id!r} did not answer: {_words(error)}") from error
+        except InvalidFieldError as error:
+            raise OwnerUnreachableError(f"node {self._node_id!r} gave no answer that makes sense: {error}") from error
+
+    async def pull(self, lease_token: str, *, seconds_max: float) -> AsyncIterator[memoryview]:
+        """Yield the canonical bytes of a leased payload; errors as for `Peer.pull`."""
+        request = handoff_service_pb2.DownloadRequest(lease_token=lease_token)
+        call = self._download(request, timeout=seconds_max, metadata=self._metadata)
+        try:
+            async for message in call:
+                chunk = split_chunk(message, DOWNLOAD_CHUNK_TAG)
+                if chunk is None:
+                    raise TransferFailedError(f"node {self._node_id!r} sent what is not a chunk")
+                yield chunk
+        except aio.AioRpcError as error:
+            raise TransferFailedError(f"the transfer from node {self._node_id!r} broke off: {_words(error)}") from error
+        finally:
+            call.cancel()
+
+    async def renew(self, lease_token: str, *, seconds_max: float) -> None:
+        """Prolong a lease."""
+        request = handoff_service_pb2.RenewRequest(tokens=[lease_token])
+        with suppress(aio.AioRpcError):
+            await self._handoff.Renew(request, timeout=seconds_max, metadata=self._metadata)
+
+    async def release(self, lease_token: str, *, seconds_max: float) -> None:
+        """Give a lease back."""
+        request = handoff_service_pb2.ReleaseRequest(request_id=_request_id(), tokens=[lease_token])
+        with suppress(aio.AioRpcError):
+            await self._handoff.Release(request, timeout=seconds_max, metadata=self._metadata)
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._channel.close()
+
+
+class StaticPeers:
+    """Nodes at addresses that never change."""
+
+    def __init__(self, targets: Mapping[str, str], *, client_name: str) -> None:
+        """Know each node id's gRPC target; this node calls itself `client_name`."""
+        self._targets = dict(targets)
+        self._client_name = client_name
+        self._peers: dict[str, GrpcPeer] = {}
+
+    def __repr__(self) -> str:
+        """Show who is known."""
+        return f"<StaticPeers {', '.join(self._targets)}>"
+
+    def find(self, node_id: str) -> GrpcPeer | None:
+        """Return the node of this name, or None if nobody knows where it is."""
+        if node_id not in self._peers and node_id in self._targets:
+            self._peers[node_id] = GrpcPeer(node_id, self._targets[node_id], client_name=self._client_name)
+        return self._peers.get(node_id)
+
+    async def close(self) -> None:
+        """Hang up on all of them."""
+        for peer in self._peers.values():
+            await peer.close()
+
+
+def _decode_answer(answer: peer_service_pb2.OpenPayloadResponse) -> Opened | Closed:
+    if answer.WhichOneof("outcome") == "opened":
+        opened = answer.opened
+        return Opened(
+            lease_token=opened.lease_token,
+            ttl_seconds=decode_duration(opened.time_to_live, "time_to_live"),
+            descriptor=decode_descriptor(opened.descriptor),
+            fallback=decode_fallback(opened.fallback),
+        )
+    closed = answer.closed
+    return Closed(
+        reason=decode_reason(closed.reason),
+        detail=closed.detail,
+        fallback=decode_fallback(closed.fallback) if closed.HasField("fallback") else FallbackText(),
+        tokens=decode_tokens(closed.tokens) if closed.HasField("tokens") else None,
+        model=decode_model_tag(closed.model) if closed.HasField("model") else None,
+    )
+
+
+def _request_id() -> str:
+    return secrets.token_urlsafe(_REQUEST_ID_BYTES)
+
+
+def _words(error: aio.AioRpcError) -> str:
+    code: grpc.StatusCode = error.code()
+    return f"{code.name.lower()}: {error.details()}"

@@ -1,0 +1,88 @@
+"""What a node needs of another one, whatever moves the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference
+from kvbridge.core.errors import BridgeError
+from kvbridge.core.reasons import Reason
+from kvbridge.core.tags import ModelTag
+from kvbridge.core.tokens import TokenSequence
+
+
+class OwnerUnreachableError(BridgeError):
+    """The node that owns a payload did not answer, or is not known."""
+
+
+class TransferFailedError(BridgeError):
+    """The bytes did not arrive whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A payload that its owner has leased to this node."""
+
+    lease_token: str
+    """Proves the lease."""
+    ttl_seconds: float
+    """How long it lasts if it is not renewed."""
+    descriptor: PayloadDescriptor
+    """What was sealed."""
+    fallback: FallbackText
+    """What consumers take instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """A payload that cannot be had from its owner."""
+
+    reason: Reason
+    """Why."""
+    detail: str
+    """The same for people."""
+    fallback: FallbackText
+    """What consumers take instead."""
+    tokens: TokenSequence | None
+    """The producer's tokens, if it gave them."""
+    model: ModelTag | None
+    """Who computed the cache, or was to; None if that is not known."""
+
+
+class Peer(Protocol):
+    """Another node. Every call takes what time it may use, in seconds."""
+
+    async def open(self, tenant: str, reference: PayloadReference, *, seconds_max: float) -> Opened | Closed:
+        """Lease a payload.
+
+        Raises:
+            OwnerUnreachableError: there was no answer in time.
+        """
+
+    def pull(self, lease_token: str, *, seconds_max: float) -> AsyncIterator[memoryview]:
+        """Yield the canonical bytes of a leased payload in chunks; each is good until the next is asked for.
+
+        Raises:
+            TransferFailedError: the stream broke off or took too long.
+        """
+
+    async def renew(self, lease_token: str, *, seconds_max: float) -> None:
+        """Prolong a lease; what goes wrong is found out by the pull."""
+
+    async def release(self, lease_token: str, *, seconds_max: float) -> None:
+        """Give a lease back; what goes wrong is mended by its expiry."""
+
+    async def close(self) -> None:
+        """Hang up."""
+
+
+class Peers(Protocol):
+    """The other nodes."""
+
+    def find(self, node_id: str) -> Peer | None:
+        """Return the node of this name, or None if nobody knows where it is."""
+
+    async def close(self) -> None:
+        """Hang up on all of them."""
