@@ -52,6 +52,7 @@ class GrpcPeer:
         self._download: Any = self._channel.unary_stream(
             "/kvbridge.v1.HandoffService/Download",
             request_serializer=handoff_service_pb2.DownloadRequest.SerializeToString,
+            response_deserializer=None,
         )
 
     def __repr__(self) -> str:
@@ -102,7 +103,7 @@ class GrpcPeer:
 
     async def close(self) -> None:
         """Hang up."""
-        await self._channel.close()
+        await self._channel.close(None)
 
 
 class StaticPeers:
