@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
+from kvbridge.client.admin import Admin
 from kvbridge.client.asking import Ask, ask_for, plan_references, plan_texts
 from kvbridge.client.batches import BatchHandoff, Layers, publish_batch
 from kvbridge.client.connector import Connector
@@ -370,6 +371,11 @@ class Bridge:
         )
 
     # People
+
+    @property
+    def admin(self) -> Admin:
+        """Return the calls that show and change the bridge's catalog, and set its kill switch."""
+        return Admin(self._connector, self._check_usable)
 
     def node(self, *, timeout: float = PUBLISH_SECONDS_DEFAULT) -> NodeInspection:
         """Return what the bridge says about itself.

@@ -77,6 +77,10 @@ class BridgeUnreachableError(BridgeError, RuntimeError):
     """An inspecting call got no answer; publish and acquire never raise this."""
 
 
+class ChangeRefusedError(BridgeError, RuntimeError):
+    """The bridge answered that it does not do this: a file rules its catalog, or what was named is not there."""
+
+
 @contextmanager
 def arguments_checked() -> Iterator[None]:
     """Raise what the core refuses as an error that is a `ValueError` too."""

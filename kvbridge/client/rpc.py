@@ -10,6 +10,7 @@ import grpc
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.failures import CallFailedError, failure_of
 from kvbridge.v1 import handoff_service_pb2 as pb
+from kvbridge.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
 from kvbridge.v1.inspect_service_pb2_grpc import InspectServiceStub
 
@@ -43,6 +44,7 @@ class Rpc:
             self._channel = grpc.secure_channel(grpc_target, credentials, options=_OPTIONS)
         self.handoff = HandoffServiceStub(self._channel)
         self.inspect = InspectServiceStub(self._channel)
+        self.catalog = CatalogServiceStub(self._channel)
         # Bulk bytes pass as serialized messages, because a protobuf library would copy them several times.
         self.upload: grpc.StreamUnaryMultiCallable[bytes, pb.UploadResponse] = self._channel.stream_unary(
             "/kvbridge.v1.HandoffService/Upload",
