@@ -159,6 +159,7 @@ class _Description:
         _require("first_tokens", len(self.first_tokens) <= FIRST_TOKENS_MAX, f"are over {FIRST_TOKENS_MAX}")
         known = all(type(token) is int and 0 <= token < self.vocabulary for token in self.first_tokens)
         _require("first_tokens", known and len(set(self.first_tokens)) == len(self.first_tokens), "are not distinct")
+        self.layer_margin = _number(header, "layer_margin")
         self.roles = {role: _Sizes(header[role]) for role in _ROLES}
 
     def _layout(self) -> list[tuple[str, str, str, tuple[int, ...]]]:
@@ -188,15 +189,13 @@ class _Description:
             count = math.prod(shape)
             arrays[role][name] = np.frombuffer(body, element, count, offset).reshape(shape)
             offset += count * np.dtype(element).itemsize
-        roles = {
-            role: RoleFingerprint(**arrays[role], chance=sizes.chance, margin=sizes.margin)
-            for role, sizes in self.roles.items()
-        }
+        roles = {role: RoleFingerprint(**arrays[role], chance=sizes.chance) for role, sizes in self.roles.items()}
         return Fingerprint(
             model=self.model,
             position_encoding=self.position_encoding,
             dtype=self.dtype,
             first_tokens=self.first_tokens,
+            layer_margin=self.layer_margin,
             **roles,
         )
 
@@ -208,12 +207,11 @@ class _Sizes:
         self.head_dim = _integer(header, "head_dim", HEAD_DIM_MAX)
         self.dims = _integer(header, "dims", DIMS_MAX)
         self.chance = _number(header, "chance")
-        self.margin = _number(header, "margin")
 
 
 def _header(fingerprint: Fingerprint) -> dict[str, Any]:
     roles = {
-        name: {"head_dim": role.head_dim, "dims": role.dims, "chance": role.chance, "margin": role.margin}
+        name: {"head_dim": role.head_dim, "dims": role.dims, "chance": role.chance}
         for name, role in (("keys", fingerprint.keys), ("values", fingerprint.values))
     }
     return {
@@ -225,6 +223,7 @@ def _header(fingerprint: Fingerprint) -> dict[str, Any]:
         "layers": fingerprint.layers,
         "heads": fingerprint.heads,
         "first_tokens": fingerprint.first_tokens,
+        "layer_margin": fingerprint.layer_margin,
         **roles,
     }
 

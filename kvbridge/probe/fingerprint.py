@@ -4,8 +4,8 @@
    projection of both for every token of the vocabulary.
 2. A token at position 0 sees only itself, so there its K and V follow from the token in *every* layer. The *first rows*
    hold them for tokens that prompts often begin with.
-3. The mean of a layer's un-rotated keys, and less so of its values, over any text has a direction that is the layer's
-   own. The *means* tell layers apart where the first token helps nothing.
+3. The mean of a layer's un-rotated keys over any text has a direction that is the layer's own. The *means* tell layers
+   apart where the first token helps nothing.
 
 Nothing in a fingerprint grows with the model but the number of layers and heads; it is a few MiB to some tens of MiB.
 """
@@ -49,8 +49,6 @@ class RoleFingerprint:
     """`[first tokens, layers, heads, head dimension]`: what each layer holds of a token at position 0."""
     means: NDArray[np.float32]
     """`[layers, heads, head dimension]`: each layer's mean over tokens drawn at random."""
-    margin: float
-    """By how much the cosine to a layer's own mean exceeded that to any other layer's, at least, when it was built."""
 
     @property
     def heads(self) -> int:
@@ -85,6 +83,9 @@ class Fingerprint:
     """Element type that the model computed keys and values in."""
     first_tokens: tuple[int, ...]
     """The tokens that all layers are known of at position 0."""
+    layer_margin: float
+    """By how much, at least, the mean key of a layer was nearer to that layer's mean in other sequences than to any
+    other layer's, in cosine, when the fingerprint was made; 0 if layers are not told apart that way."""
     keys: RoleFingerprint
     """What is known of keys."""
     values: RoleFingerprint
@@ -135,8 +136,7 @@ class Fingerprint:
             "first_tokens": self.first_tokens,
             "key_chance": self.keys.chance,
             "value_chance": self.values.chance,
-            "key_layer_margin": self.keys.margin,
-            "value_layer_margin": self.values.margin,
+            "layer_margin": self.layer_margin,
             "bytes": self.nbytes,
         }
 

@@ -2,8 +2,10 @@
 
 1. No token's K or V is all zeros in any layer, and no two layers hold the same: both hold for every payload.
 2. A payload that begins at position 0 with one of the known first tokens holds known values there, in every layer.
-3. The mean over the sampled tokens points where the model's own layer points, and not where another layer does. This
-   tells layers that were mixed up, and nothing finer; it is used only for a model whose own caches it told apart.
+3. The mean of un-rotated keys points where the model's own layer points, and not where another layer does. This tells
+   layers that were mixed up, and nothing finer. It is used only for a model whose own caches it told apart. Each token
+   id counts once, since a text of one repeated token collapses to what the first token gives; and for the same reason
+   a layer is accused only if the layer that it looks like is not in its place either.
 """
 
 from __future__ import annotations
@@ -40,8 +42,20 @@ class _Sample:
     """`[tokens, heads, head dimension]` as cached."""
     plain: NDArray[np.float32] | None
     """The same without its positions, or None if the rotation is not determined."""
+    distinct: NDArray[np.int64]
+    """Which of the sampled tokens to take for each token id to count once; the payload's first is left out."""
     first_max: float
     """The largest error that a first token may have in this layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a layer seems to belong."""
+
+    margin: float
+    """The cosine to the layer's own mean less the greatest one to another layer's."""
+    looks_like: int
+    """The other layer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +77,9 @@ def examine_layers(subject: Subject) -> Evidence:
     evidence = Evidence()
     row = _first_row(subject)
     if row is None:
-        evidence.notes.append("the payload does not begin at position 0 with a known first token")
+        evidence.notes.append(
+            "the payload does not begin at position 0 with a known first token, so layers are only told apart"
+        )
     for role in Role:
         _examine_role(subject, role, row, evidence)
     return evidence
@@ -94,23 +110,22 @@ def _examine_role(subject: Subject, role: Role, row: int | None, evidence: Evide
             first_errors.append(_first_error(subject, role, row, sample))
             if not first_errors[-1] <= sample.first_max:
                 suspects.first.append(sample.layer)
-        later = sample.plain[sample.index > 0]
-        if len(later) >= MEAN_TOKENS_MIN:
-            means[sample.layer] = later.mean(0)
-    margins = _margins(subject, role, means)
-    suspects.other += [layer for layer, margin in margins.items() if not margin >= -LAYER_MARGIN]
-    _conclude(role, suspects, first_errors, margins, evidence)
+        if role is Role.KEY and len(sample.distinct) >= MEAN_TOKENS_MIN:
+            means[sample.layer] = sample.plain[sample.distinct].mean(0)
+    places = _places(subject, means)
+    suspects.other = misplaced(places)
+    _conclude(role, suspects, first_errors, places, evidence)
 
 
 def _samples(subject: Subject, role: Role) -> Iterator[_Sample]:
     """Yield the sampled tokens of each layer that stores any."""
     geometry = subject.descriptor.geometry
-    chosen: dict[int, tuple[NDArray[np.int64], Rotation | None]] = {}
+    chosen: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], Rotation | None]] = {}
     for layer in geometry.layers:
         group = geometry.group_of(layer)
         if id(group) not in chosen:
             chosen[id(group)] = _chosen(subject, group)
-        index, turned = chosen[id(group)]
+        index, distinct, turned = chosen[id(group)]
         if not len(index):
             continue
         raw = subject.read(layer, role, index)
@@ -118,12 +133,15 @@ def _samples(subject: Subject, role: Role) -> Iterator[_Sample]:
         if role is Role.KEY:
             plain = None if turned is None else turned.undo(raw, subject.positions(index))
         first_max = limits_of(subject.fingerprint.dtype, group.dtype).first
-        yield _Sample(layer=layer, index=index, raw=raw, plain=plain, first_max=first_max)
+        yield _Sample(layer=layer, index=index, raw=raw, plain=plain, distinct=distinct, first_max=first_max)
 
 
-def _chosen(subject: Subject, group: LayerGroup) -> tuple[NDArray[np.int64], Rotation | None]:
+def _chosen(subject: Subject, group: LayerGroup) -> tuple[NDArray[np.int64], NDArray[np.int64], Rotation | None]:
+    """Return which tokens to look at, which of them have different ids, and how keys are turned back."""
     tokens_max = min(subject.sample_tokens or LAYER_SAMPLE_TOKENS_MAX, LAYER_SAMPLE_TOKENS_MAX)
-    return subject.sample(group, tokens_max=tokens_max), rotation(group.position_encoding, group.head_dim_k)
+    index = subject.sample(group, tokens_max=tokens_max)
+    _, distinct = np.unique(subject.ids[index], return_index=True)
+    return index, distinct[index[distinct] > 0], rotation(group.position_encoding, group.head_dim_k)
 
 
 def _first_error(subject: Subject, role: Role, row: int, sample: _Sample) -> float:
@@ -139,13 +157,21 @@ def _first_error(subject: Subject, role: Role, row: int, sample: _Sample) -> flo
     return float(np.linalg.norm(sample.plain[0] - expected) / size)
 
 
-def _margins(subject: Subject, role: Role, means: dict[int, NDArray[np.float32]]) -> dict[int, float]:
-    """Return by how much the cosine to each layer's own mean exceeds the greatest one to another layer's."""
-    known = subject.fingerprint.role(role)
-    if not means or known.margin < LAYER_MARGIN or subject.fingerprint.layers == 1:
+def _places(subject: Subject, means: dict[int, NDArray[np.float32]]) -> dict[int, Place]:
+    """Return where each layer seems to belong, or nothing if the model's layers are not told apart that way."""
+    known = subject.fingerprint
+    if not means or known.layer_margin < LAYER_MARGIN:
         return {}
-    cosines = layer_cosines(np.stack(list(means.values())), known.means[:, subject.heads])
-    return dict(zip(means, own_margins(cosines, list(means)), strict=True))
+    return own_places(layer_cosines(np.stack(list(means.values())), known.keys.means[:, subject.heads]), list(means))
+
+
+def misplaced(places: dict[int, Place]) -> list[int]:
+    """Return the layers that look like others which are not in their places either.
+
+    A mean that is not a number looks like nothing and is out of place by itself.
+    """
+    strangers = {layer for layer, place in places.items() if not place.margin >= -LAYER_MARGIN}
+    return [layer for layer in places if layer in strangers and places[layer].looks_like in strangers]
 
 
 def layer_cosines(means: NDArray[np.float32], known: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -156,25 +182,29 @@ def layer_cosines(means: NDArray[np.float32], known: NDArray[np.float32]) -> NDA
     return cosines
 
 
-def own_margins(cosines: NDArray[np.float32], layers: list[int]) -> list[float]:
-    """Return for each row, which is the layer named beside it, its own cosine less the greatest other."""
+def own_places(cosines: NDArray[np.float32], layers: list[int]) -> dict[int, Place]:
+    """Return for each row, which is the layer named beside it, how its own cosine compares with all others."""
     others = cosines.copy()
     rows = np.arange(len(layers))
     others[rows, layers] = -np.inf
-    margins: list[float] = (cosines[rows, layers] - others.max(1)).tolist()
-    return margins
+    best = others.argmax(1)
+    margins = cosines[rows, layers] - others[rows, best]
+    return {
+        layer: Place(margin=margin, looks_like=other)
+        for layer, margin, other in zip(layers, margins.tolist(), best.tolist(), strict=True)
+    }
 
 
 def _conclude(
-    role: Role, suspects: _Suspects, first_errors: list[float], margins: dict[int, float], evidence: Evidence
+    role: Role, suspects: _Suspects, first_errors: list[float], places: dict[int, Place], evidence: Evidence
 ) -> None:
     name = NAMES[role]
     evidence.figures[f"{name}_layers_first_compared"] = float(len(first_errors))
-    evidence.figures[f"{name}_layers_mean_compared"] = float(len(margins))
     if first_errors:
         evidence.figures[f"{name}_first_error_max"] = float(np.max(first_errors))
-    if margins:
-        evidence.figures[f"{name}_layer_margin_min"] = min(margins.values())
+    if places:
+        evidence.figures[f"{name}_layers_mean_compared"] = float(len(places))
+        evidence.figures[f"{name}_layer_margin_min"] = float(np.min([place.margin for place in places.values()]))
     for layers, what in (
         (suspects.zero, "holds zeros in place of values"),
         (suspects.twin, "holds the same as another layer"),

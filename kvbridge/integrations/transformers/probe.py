@@ -31,7 +31,7 @@ from kvbridge.integrations.transformers.geometry import cache_geometry
 from kvbridge.integrations.transformers.unwrapping import unwrap
 from kvbridge.probe import Fingerprint, FingerprintBuildError, RoleFingerprint, check_tokens
 from kvbridge.probe.fingerprint import FINGERPRINT_BYTES_MAX, FIRST_TOKENS_MAX, VOCABULARY_MAX
-from kvbridge.probe.layers import layer_cosines, own_margins
+from kvbridge.probe.layers import layer_cosines, own_places
 from kvbridge.probe.rotation import Rotation, rotation
 from kvbridge.probe.tables import chance_error, dims_per_head, make_projection, project
 
@@ -109,7 +109,7 @@ def likely_first_tokens(model: Any, tokenizer: Any | None) -> tuple[int, ...]:
     config = unwrap(model).config
     given = [getattr(config, "bos_token_id", None), getattr(tokenizer, "bos_token_id", None)]
     if tokenizer is not None:
-        given += [_first_id(tokenizer, "a", special=True), _first_of_chat(tokenizer)]
+        given += [_first_special(tokenizer), _first_of_chat(tokenizer)]
     flat = [token for each in given for token in (each if isinstance(each, list | tuple) else [each])]
     known = [token for token in flat if isinstance(token, int) and 0 <= token < config.vocab_size]
     return tuple(dict.fromkeys(known))
@@ -177,6 +177,7 @@ class _Builder:
             position_encoding=self._group.position_encoding,
             dtype=self._group.dtype,
             first_tokens=self._first_tokens,
+            layer_margin=_least_margin(self._means(Role.KEY)),
             keys=roles[0],
             values=roles[1],
         )
@@ -266,8 +267,12 @@ class _Builder:
             chance=chance_error(table.table, self._dice),
             first=np.asarray(rows, np.float32).reshape(-1, *means.shape[1:]),
             means=means.mean(0),
-            margin=_least_margin(means),
         )
+
+    def _means(self, role: Role) -> NDArray[np.float32]:
+        """Return each sequence's mean in each layer, without the first token, which is unlike all others."""
+        means = [[tokens[1:].mean(0) for tokens in self._plain(cache, role)] for cache in self._caches]
+        return np.asarray(means, np.float32)
 
     def _plain(self, cache: ExtractedCache, role: Role) -> Iterator[NDArray[np.float32]]:
         """Yield what each layer holds without its positions, `[stored tokens, heads, head dimension]`."""
@@ -296,7 +301,8 @@ def _least_margin(means: NDArray[np.float32]) -> float:
     margins = []
     for left_out in range(sequences):
         others = means[np.arange(sequences) != left_out].mean(0)
-        margins += own_margins(layer_cosines(means[left_out], others), list(range(layers)))
+        places = own_places(layer_cosines(means[left_out], others), list(range(layers)))
+        margins += [place.margin for place in places.values()]
     return max(min(margins), 0.0)
 
 
@@ -305,9 +311,10 @@ def _as_array(tensor: torch.Tensor) -> NDArray[np.float32]:
     return array
 
 
-def _first_id(tokenizer: Any, text: str, *, special: bool) -> int | None:
-    ids = tokenizer(text, add_special_tokens=special)["input_ids"]
-    return int(ids[0]) if ids else None
+def _first_special(tokenizer: Any) -> int | None:
+    """Return the token that the tokenizer puts before every text, or None if it puts none."""
+    plain, marked = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    return int(marked[0]) if marked and marked[:1] != plain[:1] else None
 
 
 def _first_of_chat(tokenizer: Any) -> int | None:
@@ -319,4 +326,5 @@ def _first_of_chat(tokenizer: Any) -> int | None:
         text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
     except Exception:  # noqa: BLE001 - as just said
         return None
-    return _first_id(tokenizer, text, special=False)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return int(ids[0]) if ids else None
