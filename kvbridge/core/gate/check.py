@@ -37,3 +37,5 @@ class Check:
     """Returns what is wrong, for a person, or None."""
     figures: Callable[[Question], Figures] = lambda _: NO_FIGURES
     """Returns what it looked at."""
+    is_roll_out: Callable[[Question], bool] = lambda _: False
+    """Tells of a failure whether it says nothing about the cache, only how far its route is rolled out."""

@@ -8,21 +8,34 @@ from kvbridge.core.gate.request import Question
 from kvbridge.core.reasons import Reason
 
 _PERCENT = 100
+_ROLL_OUT = {RouteMode.OFF: "is off", RouteMode.SHADOW: "only shadows"}
 
 
 def _route_is_on(question: Question) -> str | None:
-    conditions, policy = question.conditions, question.conditions.policy
+    conditions = question.conditions
     if conditions.kill_switch is not None:
         return f"the kill switch is on: {conditions.kill_switch}"
-    if policy.mode is RouteMode.OFF:
-        return f"route {conditions.route!r} is off"
+    standing = _ROLL_OUT.get(conditions.policy.mode)
+    if conditions.policy.mode is RouteMode.OFF:
+        return f"route {conditions.route!r} {standing}"
+    barred = _barred(question)
+    if barred is not None:
+        return barred
+    return None if standing is None else f"route {conditions.route!r} {standing}"
+
+
+def _barred(question: Question) -> str | None:
+    """Return what would keep a route from handing over caches even if it were on."""
+    conditions = question.conditions
     if conditions.breaker is not None:
         return f"the breaker of route {conditions.route!r} has tripped: {conditions.breaker}"
-    if policy.same_family and not _of_one_family(question):
+    if conditions.policy.same_family and not _of_one_family(question):
         return f"route {conditions.route!r} wants models of one family: {_families(question)}"
-    if policy.mode is RouteMode.SHADOW:
-        return f"route {conditions.route!r} only shadows"
     return None
+
+
+def _only_rolled_out_less_far(question: Question) -> bool:
+    return question.conditions.kill_switch is None and _barred(question) is None
 
 
 def _of_one_family(question: Question) -> bool:
@@ -103,8 +116,20 @@ def deadline_figures(question: Question) -> Figures:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check(reason=Reason.ROUTE_OFF, stage=Stage.TERMS, problem=_route_is_on, figures=_route_figures),
-    Check(reason=Reason.CANARY_HOLDOUT, stage=Stage.TERMS, problem=_is_in_the_canary, figures=_canary_figures),
+    Check(
+        reason=Reason.ROUTE_OFF,
+        stage=Stage.TERMS,
+        problem=_route_is_on,
+        figures=_route_figures,
+        is_roll_out=_only_rolled_out_less_far,
+    ),
+    Check(
+        reason=Reason.CANARY_HOLDOUT,
+        stage=Stage.TERMS,
+        problem=_is_in_the_canary,
+        figures=_canary_figures,
+        is_roll_out=lambda _: True,
+    ),
     Check(reason=Reason.DEPTH_EXCEEDED, stage=Stage.TERMS, problem=_is_not_too_deep, figures=_depth_figures),
     Check(reason=Reason.TOO_SHORT_TO_PAY, stage=Stage.TERMS, problem=_pays, figures=_cost_figures),
 )

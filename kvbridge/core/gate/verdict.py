@@ -10,9 +10,6 @@ from kvbridge.core.gate.checks import CHECKS
 from kvbridge.core.gate.request import Question
 from kvbridge.core.reasons import Reason
 
-ROLL_OUT_REASONS = frozenset({Reason.ROUTE_OFF, Reason.CANARY_HOLDOUT})
-"""Reasons that say nothing about the cache, only about how far its route is rolled out."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -26,6 +23,8 @@ class Finding:
     """What the check looked at, by name."""
     seconds: float
     """How long it took; 0 if nobody measured."""
+    is_roll_out: bool = False
+    """Whether it failed and that says nothing about the cache, only how far its route is rolled out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class Verdict:
     @property
     def would_pass(self) -> bool:
         """Tell whether the cache would be handed over if its route were on for everybody."""
-        return all(finding.reason in ROLL_OUT_REASONS for finding in self.failures)
+        return all(finding.is_roll_out for finding in self.failures)
 
     def after(self, later: Verdict) -> Verdict:
         """Return one verdict of this one's findings, but for those that `later` asked for again, and then `later`'s."""
@@ -75,4 +74,10 @@ def _ask(check: Check, question: Question, clock: Callable[[], float] | None) ->
     started_at = 0.0 if clock is None else clock()
     problem = check.problem(question)
     seconds = 0.0 if clock is None else clock() - started_at
-    return Finding(reason=check.reason, problem=problem, figures=check.figures(question), seconds=seconds)
+    return Finding(
+        reason=check.reason,
+        problem=problem,
+        figures=check.figures(question),
+        seconds=seconds,
+        is_roll_out=problem is not None and check.is_roll_out(question),
+    )
