@@ -80,10 +80,16 @@ class Breaker:
             self._trials_good += 1
         self._decide()
 
-    def record_bad(self, now: float, outcome: BadOutcome, *, trial: bool) -> None:
-        """Count a handoff that turned out bad; `trial` says that it was admitted as one."""
+    def record_bad(self, now: float, outcome: BadOutcome, *, trial: bool, was_good: bool = False) -> None:
+        """Count a handoff that turned out bad; `trial` says that it was admitted as one.
+
+        `was_good` says that it was counted as a good one before, which it is no longer.
+        """
         self._advance(now)
-        self._window.add(now, outcome)
+        if was_good:
+            self._window.turn_bad(now, outcome)
+        else:
+            self._window.add(now, outcome)
         if trial and self._state is BreakerState.HALF_OPEN:
             self._open_factor = min(2 * self._open_factor, OPEN_FACTOR_MAX)
             self._change(BreakerEvent.TRIAL_BAD, f"a trial was bad: {outcome}; text for {self._open_seconds:g} s")

@@ -62,6 +62,16 @@ class OutcomeWindow:
         self.advance(now)
         self._count(self._number(now), Counter({outcome: 1}))
 
+    def turn_bad(self, now: float, outcome: BadOutcome) -> None:
+        """Count one handoff as bad that was counted as good before; the newest good one stands for it."""
+        self.advance(now)
+        for _, counts in reversed(self._buckets):
+            if counts[None]:
+                counts[None] -= 1
+                self._total[None] -= 1
+                break
+        self.add(now, outcome)
+
     def clear(self) -> None:
         """Forget everything."""
         self._buckets.clear()

@@ -61,8 +61,11 @@ class Model:
         self.in_flight.append(now)
         return AdmissionKind.TRIAL
 
-    def record(self, now: int, bad: bool, trial: bool) -> None:
+    def record(self, now: int, bad: bool, trial: bool, was_good: bool = False) -> None:
         self.due(now)
+        good = [index for index, (time, was_bad) in enumerate(self.outcomes) if not was_bad and now - time < WINDOW]
+        if was_good and good:
+            del self.outcomes[good[-1]]
         self.outcomes.append((now, bad))
         if trial and self.state is S.HALF_OPEN and bad:
             self.bad_rounds, self.opened = self.bad_rounds + 1, now
@@ -103,11 +106,11 @@ class BreakerMachine(RuleBasedStateMachine):
         self.breaker.record_good(self.now, trial=trial)
         self.model.record(self.now, bad=False, trial=trial)
 
-    @rule(outcome=st.sampled_from(BadOutcome), trial=st.booleans())
-    def bad(self, outcome: BadOutcome, trial: bool) -> None:
-        """Record a bad handoff."""
-        self.breaker.record_bad(self.now, outcome, trial=trial)
-        self.model.record(self.now, bad=True, trial=trial)
+    @rule(outcome=st.sampled_from(BadOutcome), trial=st.booleans(), was_good=st.booleans())
+    def bad(self, outcome: BadOutcome, trial: bool, was_good: bool) -> None:
+        """Record a bad handoff, perhaps one that was counted as good before."""
+        self.breaker.record_bad(self.now, outcome, trial=trial, was_good=was_good)
+        self.model.record(self.now, bad=True, trial=trial, was_good=was_good)
 
     @rule()
     def pass_all_trials(self) -> None:
