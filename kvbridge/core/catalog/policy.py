@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, unique
 
 from kvbridge.core.breaker import BreakerPolicy
+from kvbridge.core.cost.policy import GAIN_MAX
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.geometry import TOKENS_MAX
 
@@ -47,7 +48,7 @@ class RoutePolicy:
     tokens_min_unmeasured: int = TOKENS_MIN_UNMEASURED
     """Fewest valid tokens while nothing is measured."""
     gain_min: float = 1.0
-    """How many times the handoff's cost the prefill must cost at least; at least 0."""
+    """How many times the handoff's cost the prefill must cost at least; in [0, a million]."""
     depth_min: int = 0
     """Fewest handoffs that the context has been through."""
     depth_max: int = DEPTH_MAX
@@ -70,7 +71,7 @@ class RoutePolicy:
         _within("canary_percent", self.canary_percent, 0, 100)
         _within("tokens_min", self.tokens_min, 1, TOKENS_MAX)
         _within("tokens_min_unmeasured", self.tokens_min_unmeasured, 1, TOKENS_MAX)
-        _within("gain_min", self.gain_min, 0, math.inf)
+        _within("gain_min", self.gain_min, 0, GAIN_MAX)
         _within("depth_min", self.depth_min, 0, DEPTH_MAX)
         _within("depth_max", self.depth_max, 0, DEPTH_MAX)
         _within("cached_segments_max", self.cached_segments_max, 1, 64)
