@@ -96,7 +96,8 @@ class Acquiring:
             LimitExceededError: the client or the node has too many references; none is left of this call.
         """
         parts = self._decide_all(asked, tenancy, node_draining=node_draining)
-        await asyncio.gather(*(self._see_to_bytes(asked, tenancy, part) for part in parts if part.grant is not None))
+        if asked.verification is not Verification.NONE:
+            await self._see_to_all_bytes(asked, tenancy, parts)
         self._end_shadows(asked, tenancy, parts)
         answer = HandoffAnswer(
             handoff_id=secrets.token_urlsafe(_HANDOFF_ID_BYTES),
@@ -124,7 +125,7 @@ class Acquiring:
                     if _is_leased(part):
                         part.grant = self._lease(asked.client, ledger, part)
             except BaseException:
-                self._give_back(asked.client, ledger, parts)
+                self._drop(asked.client, ledger, parts)
                 raise
         return parts[::-1]
 
@@ -157,10 +158,17 @@ class Acquiring:
 
     # Bytes
 
+    async def _see_to_all_bytes(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[_Part]) -> None:
+        leased = [part for part in parts if part.grant is not None]
+        try:
+            await asyncio.gather(*(self._see_to_bytes(asked, tenancy, part) for part in leased))
+        except BaseException:
+            with tenancy.ledger() as ledger:
+                self._drop(asked.client, ledger, parts)
+            raise
+
     async def _see_to_bytes(self, asked: Acquisition, tenancy: Tenancy, part: _Part) -> None:
-        """Check a leased part's bytes if that was asked for; it loses its lease if they are bad or late."""
-        if asked.verification is Verification.NONE:
-            return
+        """Check a leased part's bytes; it loses its lease if they are bad or late."""
         assert part.grant is not None, part
         assert isinstance(part.found, Payload), part
         left = None if asked.deadline_seconds is None else self._time_left(asked)
@@ -190,6 +198,11 @@ class Acquiring:
         with tenancy.ledger() as ledger:
             self._give_back(asked.client, ledger, shadows)
 
+    def _drop(self, client: Client, ledger: Ledger, parts: Sequence[_Part]) -> None:
+        """Leave nothing of an acquire that is not answered."""
+        self._give_back(client, ledger, parts)
+        self._surroundings.forgo((part.passage for part in parts), now=self._clock())
+
     def _give_back(self, client: Client, ledger: Ledger, parts: Sequence[_Part]) -> None:
         """Return leases that the consumer was never told of, however they stand by now."""
         for part in parts:
@@ -211,6 +224,7 @@ class Acquiring:
             depth=terms.depth,
             seconds=time.perf_counter() - asked.arrived_at,
             deadline_seconds=asked.deadline_seconds,
+            by_value=not asked.client.attached,
             parts=tuple(_part_record(part) for part in parts),
         )
         self._surroundings.note(record, [part.grant for part in parts], now=self._clock())

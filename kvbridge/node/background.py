@@ -32,5 +32,6 @@ class Background:
         return task
 
     async def settle(self) -> None:
-        """Wait until everything that was begun has ended."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Wait until everything that was begun has ended, and what that has begun in turn."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)

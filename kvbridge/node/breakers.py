@@ -1,9 +1,12 @@
 """The breakers of all routes that were taken lately, and what feeds them.
 
-1. Every handoff of a cache counts as a good one when it is handed over, and as a bad one if its consumer reports so.
+1. Every handoff of a cache counts as a good one when it is handed over, and turns into a bad one if its consumer
+   reports so. On a route that shadows, one that would have been handed over counts as good.
 2. A payload whose bytes or tokens were found bad counts once, however many consumers ask for it; an alignment that is
-   not good enough counts whenever it is the reason for the text.
-3. A trial counts as good when its consumer reports so, or gives its lease back without a complaint.
+   not good enough counts whenever it stands in the way. That bytes could not be checked, because nobody sealed a
+   digest, counts neither way.
+3. A trial counts as good when its consumer reports so, or gives its lease back without a complaint. A complaint that
+   comes later opens the breaker again all the same.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvbridge.core.breaker import Admission, BadOutcome, Breaker, BreakerPolicy, BreakerState
-from kvbridge.core.descriptor import PayloadReference
+from kvbridge.core.catalog.policy import RouteMode
+from kvbridge.core.descriptor import PayloadReference, Verification
 from kvbridge.core.journal import HandoffQuality, HandoffRecord, HandoffUse, Outcome, PartRecord, RouteKey
 from kvbridge.core.reasons import Reason
 
@@ -80,6 +84,13 @@ class Breakers:
             self._note_text(part, breaker, now)
         self._announce(part.route, breaker)
 
+    def abandon(self, route: RouteKey, *, now: float) -> None:
+        """Make room for another trial on `route` in place of one that did not take place."""
+        breaker = self._breakers.get(route)
+        if breaker is not None:
+            breaker.abandon_trial(now)
+            self._announce(route, breaker)
+
     def trial_began(self, route: RouteKey, *, lease_token: str, handoff_id: str) -> None:
         """Remember whose report or return decides a trial."""
         self._trials[lease_token] = _Trial(route=route, handoff_id=handoff_id)
@@ -103,7 +114,7 @@ class Breakers:
         for part in record.parts:
             breaker = None if part.route is None else self._breakers.get(part.route)
             if part.leased and part.route is not None and breaker is not None:
-                _count(outcome, breaker, now, trial=part.route in undecided)
+                _count(outcome, breaker, now, trial=part.trial, undecided=part.trial and part.route in undecided)
                 self._announce(part.route, breaker)
 
     def of_route(self, name: str) -> tuple[str, str]:
@@ -117,9 +128,11 @@ class Breakers:
     def _note_text(self, part: PartRecord, breaker: Breaker, now: float) -> None:
         if part.trial:
             breaker.abandon_trial(now)
-        failure = part.verdict.failure
-        outcome = None if failure is None else _BAD_FINDINGS.get(failure.reason)
-        if outcome is not None and (outcome is BadOutcome.ALIGNMENT or self._is_news(part.reference)):
+        outcome = _bad_finding(part)
+        if outcome is None:
+            if part.route_mode is RouteMode.SHADOW and part.verdict.would_pass:
+                breaker.record_good(now, trial=False)
+        elif outcome is BadOutcome.ALIGNMENT or self._is_news(part.reference):
             breaker.record_bad(now, outcome, trial=part.trial)
 
     def _is_news(self, reference: PayloadReference) -> bool:
@@ -150,10 +163,21 @@ class Breakers:
             )
 
 
-def _count(outcome: Outcome, breaker: Breaker, now: float, *, trial: bool) -> None:
+def _bad_finding(part: PartRecord) -> BadOutcome | None:
+    """Return what counts against the route of a part that is text, whichever reason was given for that."""
+    if part.route_mode is RouteMode.OFF:
+        return None
+    bad = (failure.reason for failure in part.verdict.failures if failure.reason in _BAD_FINDINGS)
+    reason = next(bad, None)
+    if reason is Reason.PAYLOAD_CORRUPT and part.verified_at_commit is Verification.NONE:
+        return None  # If its bytes really changed, the payload has ended, and whoever asks next finds that.
+    return None if reason is None else _BAD_FINDINGS[reason]
+
+
+def _count(outcome: Outcome, breaker: Breaker, now: float, *, trial: bool, undecided: bool) -> None:
     if outcome.quality is HandoffQuality.BAD:
-        breaker.record_bad(now, BadOutcome.REPORTED, trial=trial)
-    elif trial and outcome.use is HandoffUse.USED:
+        breaker.record_bad(now, BadOutcome.REPORTED, trial=trial, was_good=not undecided)
+    elif undecided and outcome.use is HandoffUse.USED:
         breaker.record_good(now, trial=True)
-    elif trial:
+    elif undecided:
         breaker.abandon_trial(now)

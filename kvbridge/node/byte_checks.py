@@ -2,7 +2,8 @@
 
 1. However many consumers wait for the same payload, it is checked once: whoever comes while a check runs waits for that
    one, if it is as thorough as wanted.
-2. Nobody waits longer than its deadline allows. The check goes on without it, for the others.
+2. Nobody waits longer than its deadline allows. The check goes on without it, for the others. Answers take time, too:
+   of many who wait, each is answered a little earlier than the one before, so that the last is not late.
 3. The check holds a lease of its own, so that the bytes stay in place although those who wait may give up.
 """
 
@@ -29,8 +30,11 @@ NODE_CLIENT_ID = "(node)"
 """Holds the leases of running checks; too short to be a client's name."""
 ANSWER_SECONDS = 0.02
 """What is kept of a caller's time for the way back of the answer, at most."""
+ANSWER_SECONDS_EACH = 0.002
+"""The same for each other caller who waits with a deadline, because their answers come one after another."""
 _ANSWER_SHARE = 0.1
-"""The same as a share of the time that is left."""
+_ANSWERS_SHARE = 0.5
+"""Both as shares of the time that is left, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,7 @@ class ByteChecks:
         self._verifier = verifier
         self._background = background
         self._running: dict[_CheckKey, asyncio.Task[Failure | None]] = {}
+        self._hurried = 0  # callers who wait with a deadline
 
     def __repr__(self) -> str:
         """Show how many checks run."""
@@ -74,8 +79,7 @@ class ByteChecks:
         A payload that is found bad ends, whoever else has leased it.
         """
         task = self._shared(tenancy, payload, level)
-        done, _ = await asyncio.wait({task}, timeout=patience(seconds_max))
-        if not done:
+        if not await self._ends_in_time(task, seconds_max):
             return Reason.TRANSFER_TIMEOUT, "the check of the bytes did not end before the caller's deadline"
         failure = task.result()
         if failure is not None:
@@ -89,6 +93,15 @@ class ByteChecks:
         """Return a lease that the consumer was never told of; if its session has ended it is gone already."""
         with suppress(UnknownReferenceError):
             ledger.release(now=self._clock(), client_id=client_id, tokens=[grant.token])
+
+    async def _ends_in_time(self, task: asyncio.Task[Failure | None], seconds_max: float | None) -> bool:
+        timeout = patience(seconds_max, others=self._hurried)
+        self._hurried += timeout is not None
+        try:
+            done, _ = await asyncio.wait({task}, timeout=timeout)
+        finally:
+            self._hurried -= timeout is not None
+        return bool(done)
 
     def _shared(self, tenancy: Tenancy, payload: Payload, level: Verification) -> asyncio.Task[Failure | None]:
         for thorough in Verification:
@@ -129,8 +142,13 @@ class ByteChecks:
             return await self._verifier.check(slot, payload.descriptor, level=level, zero_padding=False)
 
 
-def patience(seconds_left: float | None) -> float | None:
-    """Return how long a caller with `seconds_left` can be let wait, so that its answer still comes in time."""
+def patience(seconds_left: float | None, *, others: int = 0) -> float | None:
+    """Return how long a caller with `seconds_left` can be let wait, so that its answer still comes in time.
+
+    `others` wait with a deadline of their own already.
+    """
     if seconds_left is None:
         return None
-    return max(seconds_left - min(ANSWER_SECONDS, seconds_left * _ANSWER_SHARE), 0.0)
+    own = min(ANSWER_SECONDS, seconds_left * _ANSWER_SHARE)
+    turns = min(others * ANSWER_SECONDS_EACH, seconds_left * _ANSWERS_SHARE)
+    return max(seconds_left - own - turns, 0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from kvbridge.core.catalog.policy import RoutePolicy
-from kvbridge.core.cost import CostLimits, CostModel, CostPolicy, judge
+from kvbridge.core.cost import CostLimits, CostModel, CostPolicy, Estimate, judge
 from kvbridge.core.descriptor import PayloadDescriptor, Verification
 from kvbridge.core.gate import Costs
 from kvbridge.core.tags import ModelTag
@@ -11,6 +13,7 @@ from kvbridge.node.check_costs import CheckCosts, CheckedPayload, canonical_byte
 
 BY_VALUE = "(by value)"
 """Stands for the place of clients that share no memory with the node; no node has this name."""
+_POLICIES_MAX = 1024
 
 
 class CostKeeper:
@@ -39,13 +42,15 @@ class CostKeeper:
     ) -> Costs:
         """Return what handing over a payload costs, and whether that pays."""
         pair, nbytes = self._pair(attached=attached), canonical_bytes(descriptor)
-        estimate = self.model.estimate(consumer, pair, descriptor.valid_length, nbytes)
-        wanted = CostPolicy(tokens_min_unmeasured=policy.tokens_min_unmeasured, gain_min=policy.gain_min)
+        bytes_seconds = self.checks.estimate(payload, descriptor, verification)
+        moved = self.model.estimate(consumer, pair, descriptor.valid_length, nbytes)
+        estimate = _with_check(moved, bytes_seconds)
+        wanted = _cost_policy(policy.tokens_min_unmeasured, policy.gain_min)
         return Costs(
             problem=judge(estimate, descriptor.valid_length, wanted),
             prefill_seconds=estimate.prefill_seconds,
             handoff_seconds=estimate.handoff_seconds,
-            bytes_seconds=self.checks.estimate(payload, descriptor, verification),
+            bytes_seconds=bytes_seconds,
             deadline_seconds=deadline_seconds,
         )
 
@@ -71,3 +76,15 @@ class CostKeeper:
 
     def _pair(self, *, attached: bool) -> tuple[str, str]:
         return (self._node_id, self._node_id if attached else BY_VALUE)
+
+
+@lru_cache(maxsize=_POLICIES_MAX)
+def _cost_policy(tokens_min_unmeasured: int, gain_min: float) -> CostPolicy:
+    return CostPolicy(tokens_min_unmeasured=tokens_min_unmeasured, gain_min=gain_min)
+
+
+def _with_check(moved: Estimate, check_seconds: float) -> Estimate:
+    """Return an estimate in which the handoff costs the check of its bytes, too."""
+    if moved.handoff_seconds is None or not check_seconds:
+        return moved
+    return Estimate(prefill_seconds=moved.prefill_seconds, handoff_seconds=moved.handoff_seconds + check_seconds)

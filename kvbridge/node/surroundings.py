@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -103,6 +103,12 @@ class Surroundings:
             costs=self._costs_of(found, terms, made, route.policy),
         )
         return Passage(conditions=conditions, route=key, trial=admission.kind is AdmissionKind.TRIAL)
+
+    def forgo(self, passages: Iterable[Passage], *, now: float) -> None:
+        """Give up trials that do not take place."""
+        for passage in passages:
+            if passage.trial and passage.route is not None:
+                self._breakers.abandon(passage.route, now=now)
 
     def note(self, record: HandoffRecord, grants: Sequence[Grant | None], *, now: float) -> None:
         """Learn from a handoff that was answered, part by part, with `grants` for those that were leased."""

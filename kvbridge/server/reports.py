@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from kvbridge.core.cost.curve import SECONDS_MAX, SECONDS_MIN, SIZE_MAX
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.journal import HandoffQuality, HandoffUse, Outcome
 from kvbridge.node.identity import Client
@@ -53,9 +54,9 @@ def _outcome(request: pb.ReportRequest) -> Outcome:
 
 
 def _measured(field: str, message: _Timed, size: int) -> Measured:
-    if size < 1:
-        raise InvalidFieldError(field, "must name a positive size")
+    if not 1 <= size <= SIZE_MAX:
+        raise InvalidFieldError(field, f"must name a size in [1, {SIZE_MAX}], got {size}")
     seconds = decode_duration(message.duration, f"{field}.duration")
-    if seconds <= 0:
-        raise InvalidFieldError(f"{field}.duration", f"must be positive, got {seconds}")
+    if not SECONDS_MIN <= seconds <= SECONDS_MAX:
+        raise InvalidFieldError(f"{field}.duration", f"must lie in [{SECONDS_MIN:g}, {SECONDS_MAX:g}] s")
     return Measured(size=size, seconds=seconds)
