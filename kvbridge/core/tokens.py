@@ -89,3 +89,24 @@ class TokenSequence:
             return False
         there = memoryview(self.packed_ids)[offset * TOKEN_ID_BYTES : (offset + other.count) * TOKEN_ID_BYTES]
         return hashlib.sha256(there).digest() == other.digest
+
+    def first_difference(self, other: TokenSequence, offset: int) -> tuple[int, int, int] | None:
+        """Return the first index from `offset` on where `other`, placed there, has another id, and both ids.
+
+        None if there is no such index, or not both are given by id.
+        """
+        if self.packed_ids is None or other.packed_ids is None or not 0 <= offset < self.count:
+            return None
+        mine, theirs = memoryview(self.packed_ids)[offset * TOKEN_ID_BYTES :], memoryview(other.packed_ids)
+        alike, different = 0, min(len(mine), len(theirs)) // TOKEN_ID_BYTES
+        if mine[: different * TOKEN_ID_BYTES] == theirs[: different * TOKEN_ID_BYTES]:
+            return None
+        while different - alike > 1:  # `alike` ids at the start are equal, `different` are not.
+            middle = (alike + different) // 2
+            equal = mine[: middle * TOKEN_ID_BYTES] == theirs[: middle * TOKEN_ID_BYTES]
+            alike, different = (middle, different) if equal else (alike, middle)
+        return offset + alike, _id_at(mine, alike), _id_at(theirs, alike)
+
+
+def _id_at(packed_ids: memoryview, index: int) -> int:
+    return int.from_bytes(packed_ids[index * TOKEN_ID_BYTES : (index + 1) * TOKEN_ID_BYTES], "little")

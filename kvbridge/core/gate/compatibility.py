@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from kvbridge.core.gate.check import Check, Figures, Stage
 from kvbridge.core.gate.geometries import geometry_difference, position_difference, unstated_geometry_problem
 from kvbridge.core.gate.request import Question
@@ -9,6 +11,7 @@ from kvbridge.core.media import MediaItem
 from kvbridge.core.reasons import Reason
 
 _TOKENIZER_FIELD = "tokenizer_digest"
+_DIGEST_DIGITS = 16
 
 
 def _format_is_read(question: Question) -> str | None:
@@ -92,9 +95,10 @@ def _other_tokens(question: Question) -> str | None:
         return None  # The check of the valid length says this better.
     if prompt.continues_with(cached, offset):
         return None
-    if offset == 0:
-        return f"the {cached.count} cached tokens are not a prefix of the consumer's {prompt.count}"
-    return f"the {cached.count} cached tokens are not those of the consumer's {prompt.count} from token {offset} on"
+    where = "a prefix of" if offset == 0 else f"those from token {offset} on of"
+    problem = f"the {cached.count} cached tokens are not {where} the consumer's {prompt.count}"
+    at = prompt.first_difference(cached, offset)
+    return problem if at is None else f"{problem}: at index {at[0]} consumer has {at[1]}, payload has {at[2]}"
 
 
 def _other_media(question: Question) -> str | None:
@@ -106,7 +110,12 @@ def _other_media(question: Question) -> str | None:
     )
     if expected == cached.media:
         return None
-    return f"the payload's {len(cached.media)} media items are not the consumer's {len(expected)} in the same place"
+    mine, theirs = next(pair for pair in zip_longest(expected, cached.media) if pair[0] != pair[1])
+    return f"media: consumer has {_medium(mine)}, payload has {_medium(theirs)}"
+
+
+def _medium(item: MediaItem | None) -> str:
+    return "none" if item is None else f"{item.digest.hex()[:_DIGEST_DIGITS]} at token {item.token_index} of the part"
 
 
 def _token_figures(question: Question) -> Figures:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 
-from kvbridge.core.geometry import CacheGeometry, LayerGroup, PositionEncoding
+from kvbridge.core.geometry import CacheGeometry, LayerGroup, PositionEncoding, RopeParameters
 
+_NUMBERS_SHOWN_MAX = 16
+_RUNS_SHOWN_MAX = 64
 _GROUP_FIELDS = (
     "kind",
     "kv_heads",
@@ -24,7 +27,7 @@ def geometry_difference(mine: CacheGeometry, theirs: CacheGeometry) -> str | Non
         if getattr(mine, name) != getattr(theirs, name):
             return f"{name}: consumer has {getattr(mine, name)}, payload has {getattr(theirs, name)}"
     if mine.layers != theirs.layers:
-        return f"layers: consumer has {_span(mine)}, payload has {_span(theirs)}"
+        return f"layers: consumer has {_runs(mine.layers)}, payload has {_runs(theirs.layers)}"
     for layer in mine.layers:
         difference = _group_difference(layer, mine.group_of(layer), theirs.group_of(layer))
         if difference:
@@ -82,9 +85,43 @@ def _encoding_difference(mine: PositionEncoding, theirs: PositionEncoding) -> st
         return f"position encoding: consumer has {mine.kind}, payload has {theirs.kind}"
     assert mine.rope is not None, mine
     assert theirs.rope is not None, theirs
-    name = next(f.name for f in fields(mine.rope) if getattr(mine.rope, f.name) != getattr(theirs.rope, f.name))
-    return f"rope {name}: consumer has {getattr(mine.rope, name)}, payload has {getattr(theirs.rope, name)}"
+    name, own, other = next(_rope_differences(mine.rope, theirs.rope))
+    return f"rope {name}: consumer has {own}, payload has {other}"
 
 
-def _span(geometry: CacheGeometry) -> str:
-    return f"{len(geometry.layers)} layers from {geometry.layers[0]} to {geometry.layers[-1]}"
+def _rope_differences(mine: RopeParameters, theirs: RopeParameters) -> Iterator[tuple[str, object, object]]:
+    """Yield name and both values of every parameter that differs, those of the scaling scheme one by one."""
+    for field in fields(mine):
+        own, other = getattr(mine, field.name), getattr(theirs, field.name)
+        if field.name == "scaling":
+            yield from _scaling_differences(dict(own), dict(other))
+        elif own != other:
+            yield field.name, own, other
+
+
+def _scaling_differences(
+    mine: dict[str, tuple[float, ...]], theirs: dict[str, tuple[float, ...]]
+) -> Iterator[tuple[str, object, object]]:
+    for name in sorted(mine.keys() | theirs.keys()):
+        own, other = mine.get(name), theirs.get(name)
+        if own != other:
+            yield f"scaling {name}", _numbers(own), _numbers(other)
+
+
+def _numbers(values: tuple[float, ...] | None) -> str:
+    if values is None:
+        return "none"
+    shown = ", ".join(map(str, values[:_NUMBERS_SHOWN_MAX]))
+    return shown if len(values) <= _NUMBERS_SHOWN_MAX else f"{shown} and {len(values) - _NUMBERS_SHOWN_MAX} more"
+
+
+def _runs(layers: tuple[int, ...]) -> str:
+    """Return the indices as runs, such as `0-3, 5`: two different sets never look alike, unless they are very many."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    shown = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs[:_RUNS_SHOWN_MAX])
+    return shown if len(runs) <= _RUNS_SHOWN_MAX else f"{shown} and more, {len(layers)} in all"
