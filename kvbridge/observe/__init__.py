@@ -1,0 +1,1 @@
+"""What a node shows of itself: the journal's file and metrics."""
