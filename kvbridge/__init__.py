@@ -10,6 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.core.attention import AttentionLayout
+from kvbridge.core.catalog import (
+    AlignerEntry,
+    BreakerOverrides,
+    Catalog,
+    ModelEntry,
+    ModelPattern,
+    PolicyOverrides,
+    Route,
+    RouteMode,
+    RoutePolicy,
+)
 from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, Verification
 from kvbridge.core.errors import BridgeError, InvalidFieldError
 from kvbridge.core.geometry import (
@@ -30,6 +41,7 @@ from kvbridge.core.tokens import TokenSequence
 from kvbridge.version import VERSION
 
 if TYPE_CHECKING:
+    from kvbridge.client.admin import Admin, AlignerInspection, CatalogInspection, RouteInspection
     from kvbridge.client.batches import BatchHandoff, CollatedBatch
     from kvbridge.client.bridge import Bridge, connect
     from kvbridge.client.errors import (
@@ -39,6 +51,7 @@ if TYPE_CHECKING:
         BridgeClosedError,
         BridgeForkedError,
         BridgeUnreachableError,
+        ChangeRefusedError,
         DtypeMismatchError,
         HandoffInvalidError,
         LayersMissingError,
@@ -59,18 +72,25 @@ __version__ = VERSION
 
 __all__ = [
     "ANY_TOKENS",
+    "Admin",
+    "AlignerEntry",
+    "AlignerInspection",
     "AlignerNotAppliedError",
     "AlignerTag",
     "ArgumentTypeError",
     "ArgumentValueError",
     "AttentionLayout",
     "BatchHandoff",
+    "BreakerOverrides",
     "Bridge",
     "BridgeClosedError",
     "BridgeError",
     "BridgeForkedError",
     "BridgeUnreachableError",
     "CacheGeometry",
+    "Catalog",
+    "CatalogInspection",
+    "ChangeRefusedError",
     "CollatedBatch",
     "DimensionOrder",
     "Dtype",
@@ -84,11 +104,14 @@ __all__ = [
     "LayersMissingError",
     "LayoutUnknownError",
     "MediaItem",
+    "ModelEntry",
+    "ModelPattern",
     "ModelTag",
     "NoCacheError",
     "PayloadDescriptor",
     "PayloadReference",
     "PlanHandoff",
+    "PolicyOverrides",
     "PositionEncoding",
     "PositionKind",
     "Publication",
@@ -96,6 +119,10 @@ __all__ = [
     "Reason",
     "RopePairing",
     "RopeParameters",
+    "Route",
+    "RouteInspection",
+    "RouteMode",
+    "RoutePolicy",
     "ScaledValuesError",
     "ShapeMismatchError",
     "TokenSequence",
@@ -105,7 +132,17 @@ __all__ = [
     "connect",
 ]
 
-_CLIENT_MODULES = ("bridge", "batches", "errors", "handoffs", "kv_views", "plan_handoffs", "publications", "token_ids")
+_CLIENT_MODULES = (
+    "admin",
+    "bridge",
+    "batches",
+    "errors",
+    "handoffs",
+    "kv_views",
+    "plan_handoffs",
+    "publications",
+    "token_ids",
+)
 """Modules of `kvbridge.client` that the names above come from, as far as they are not imported here."""
 
 
