@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -74,7 +74,7 @@ class GrpcPeer:
         except InvalidFieldError as error:
             raise OwnerUnreachableError(f"node {self._node_id!r} gave no answer that makes sense: {error}") from error
 
-    async def pull(self, lease_token: str, *, seconds_max: float) -> AsyncIterator[memoryview]:
+    async def pull(self, lease_token: str, *, seconds_max: float) -> AsyncGenerator[memoryview, None]:
         """Yield the canonical bytes of a leased payload; errors as for `Peer.pull`."""
         request = handoff_service_pb2.DownloadRequest(lease_token=lease_token)
         call = self._download(request, timeout=seconds_max, metadata=self._metadata)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,7 +61,7 @@ class Peer(Protocol):
             OwnerUnreachableError: there was no answer in time.
         """
 
-    def pull(self, lease_token: str, *, seconds_max: float) -> AsyncIterator[memoryview]:
+    def pull(self, lease_token: str, *, seconds_max: float) -> AsyncGenerator[memoryview, None]:
         """Yield the canonical bytes of a leased payload in chunks; each is good until the next is asked for.
 
         Raises:

@@ -31,6 +31,10 @@ class Background:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin `work` that nobody waits for."""
+        _ = self.start(work)
+
     async def settle(self) -> None:
         """Wait until everything that was begun has ended, and what that has begun in turn."""
         while self._tasks:

@@ -39,18 +39,19 @@ class CostKeeper:
         policy: RoutePolicy,
         verification: Verification,
         deadline_seconds: float | None,
+        owner: str | None = None,
     ) -> Costs:
-        """Return what handing over a payload costs, and whether that pays."""
-        pair, nbytes = self._pair(attached=attached), canonical_bytes(descriptor)
-        bytes_seconds = self.checks.estimate(payload, descriptor, verification)
+        """Return what handing over a payload costs, and whether that pays; `owner` is the node that still has it."""
+        pair, nbytes = self._pair(attached=attached, owner=owner), canonical_bytes(descriptor)
+        check_seconds = self.checks.estimate(payload, descriptor, verification)
         moved = self.model.estimate(consumer, pair, descriptor.valid_length, nbytes)
-        estimate = _with_check(moved, bytes_seconds)
+        estimate = _with_check(moved, check_seconds)
         wanted = _cost_policy(policy.tokens_min_unmeasured, policy.gain_min)
         return Costs(
             problem=judge(estimate, descriptor.valid_length, wanted),
             prefill_seconds=estimate.prefill_seconds,
             handoff_seconds=estimate.handoff_seconds,
-            bytes_seconds=bytes_seconds,
+            bytes_seconds=check_seconds + self._pull_seconds(owner, nbytes),
             deadline_seconds=deadline_seconds,
         )
 
@@ -74,8 +75,19 @@ class CostKeeper:
         """Take the node's own measurement of a download."""
         self.model.record_transfer(self._pair(attached=False), nbytes, seconds)
 
-    def _pair(self, *, attached: bool) -> tuple[str, str]:
+    def record_pull(self, owner: str, nbytes: int, seconds: float) -> None:
+        """Take the node's own measurement of bytes that came from another node."""
+        self.model.record_transfer((owner, self._node_id), nbytes, seconds)
+
+    def _pair(self, *, attached: bool, owner: str | None = None) -> tuple[str, str]:
+        if owner is not None:
+            return (owner, self._node_id)
         return (self._node_id, self._node_id if attached else BY_VALUE)
+
+    def _pull_seconds(self, owner: str | None, nbytes: int) -> float:
+        if owner is None:
+            return 0.0
+        return self.model.transfer_seconds((owner, self._node_id), nbytes) or 0.0
 
 
 @lru_cache(maxsize=_POLICIES_MAX)

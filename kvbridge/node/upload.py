@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from kvbridge.core.descriptor import PayloadSpec
 from kvbridge.core.errors import InvalidFieldError, UnknownReferenceError, WrongStateError
 from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Committed, Rejected
-from kvbridge.node.bridge import Bridge
 from kvbridge.node.identity import Client
 from kvbridge.node.streams import SlotWriter
 from kvbridge.wire import Seal
+
+if TYPE_CHECKING:
+    from kvbridge.node.bridge import Bridge
 
 
 class Upload:

@@ -111,6 +111,11 @@ class CostModel:
             handoff_seconds=self._handoff_seconds(model, pair, nbytes),
         )
 
+    def transfer_seconds(self, pair: NodePair, nbytes: int) -> float | None:
+        """Return what moving `nbytes` bytes between two nodes takes at the most; None if it was not measured."""
+        transfer = self._transfer.find(pair)
+        return None if transfer is None else transfer.at_most(nbytes)
+
     def snapshot(self) -> CostSnapshot:
         """Return everything as plain data, good for JSON; the entries used least recently come first."""
         return {
