@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kvbridge.core.allocator import Extent
-from kvbridge.core.ledger import Effect, Ledger, SlotGranted, SlotRetired, SlotSealed
+from kvbridge.core.ledger import Effect, Ledger, PayloadEnded, SlotGranted, SlotRetired, SlotSealed
 from kvbridge.memory.arena import HostArena
 from kvbridge.memory.slot_header import SlotState, write_header
 
@@ -21,9 +21,10 @@ class Tenancy:
     """Keeps the header pages in memory true to the ledger."""
 
     def __init__(self, *, tenant: str, ledger: Ledger, arena: HostArena, epoch: int) -> None:
-        """Join a ledger and an arena of the same size."""
+        """Join a ledger and an arena of the same size; `on_ended` may be set to hear of payloads that ended."""
         self.tenant = tenant
         self.arena = arena
+        self.on_ended: Callable[[Tenancy, PayloadEnded], None] = lambda _, __: None
         self._ledger = ledger
         self._epoch = epoch
 
@@ -52,6 +53,9 @@ class Tenancy:
         self.arena.close()
 
     def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, PayloadEnded):
+            self.on_ended(self, effect)
+            return
         for kind, state in _HEADER_STATES:
             if isinstance(effect, kind):
                 write_header(self.slot(effect.slot), epoch=self._epoch, generation=effect.slot_generation, state=state)

@@ -71,6 +71,8 @@ class PayloadEnded:
     """Key and generation."""
     reason: Reason
     """What consumers are told."""
+    detail: str
+    """The same for people."""
 
 
 Effect = SlotGranted | SlotSealed | SlotRetired | SlotFreed | PayloadEnded

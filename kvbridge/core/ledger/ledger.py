@@ -311,6 +311,13 @@ class Ledger:
         effects, self._life.effects = tuple(self._life.effects), []
         return effects
 
+    def lease_seconds_left(self, *, now: float, client_id: str, token: str) -> float | None:
+        """Return how long a lease of this client lasts, or None if it has none of this token; a look, no use."""
+        lease = self._life.references.find(token)
+        if lease is None or lease.client_id != client_id or lease.kind is not ReferenceKind.LEASE or lease.residue:
+            return None
+        return None if lease.expires_at is None or lease.expires_at <= now else lease.expires_at - now
+
     def occupant(self, *, key: str, generation: int = 0) -> Payload | None:
         """Return the payload that occupies memory under `key`, in whatever state, for people; 0 means the newest."""
         entry = self._life.keys.occupant(key, generation)

@@ -298,7 +298,9 @@ class Lifecycle:
 
     def _bury(self, tombstone: Tombstone) -> None:
         self.keys.end(tombstone)
-        self.effects.append(PayloadEnded(reference=tombstone.reference, reason=tombstone.reason))
+        self.effects.append(
+            PayloadEnded(reference=tombstone.reference, reason=tombstone.reason, detail=tombstone.detail)
+        )
 
     def _end_reservation(self, entry: PayloadEntry) -> None:
         if entry.reservation is not None:

@@ -164,3 +164,20 @@ def test_a_payload_ends_when_its_reservation_does() -> None:
     occupant = desk.occupant()
     assert occupant is not None
     assert (occupant.state, occupant.ends_at) == (PayloadState.RESERVED, 5.0)
+
+
+def test_a_look_at_a_lease_tells_how_long_it_lasts() -> None:
+    """To its own client alone, and without making it last longer."""
+    desk = Desk()
+    lease = desk.lease(desk.publish())
+
+    def left(client: str = "consumer", token: str = lease) -> float | None:
+        return desk.ledger.lease_seconds_left(now=desk.now, client_id=client, token=token)
+
+    assert left() == LEASE_SECONDS
+    desk.wait(LEASE_SECONDS - 1, processing=False)
+    assert left() == 1
+    assert left("somebody else") is left(token="unknown") is None
+    desk.wait(1, processing=False)
+    assert left() is None
+    assert left(token=desk.reserve("other", client="consumer").token) is None

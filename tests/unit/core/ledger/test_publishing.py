@@ -123,7 +123,7 @@ def test_a_failed_check_frees_the_memory_and_leaves_the_reason() -> None:
         "slot_generation": grant.slot_generation,
     }
     assert desk.effects[1:] == [
-        PayloadEnded(reference=grant.reference, reason=Reason.VALUES_NOT_FINITE),
+        PayloadEnded(reference=grant.reference, reason=Reason.VALUES_NOT_FINITE, detail="layer 1 holds a NaN"),
         SlotRetired(**slot, why=Reason.VALUES_NOT_FINITE),
         SlotFreed(**slot),
     ]

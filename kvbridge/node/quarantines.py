@@ -1,0 +1,316 @@
+"""Quarantines at work: payloads end, consumers are refused, and whoever received one of them is told.
+
+1. Everything that is published, handed over or ended is noted in its tenant's provenance.
+2. A quarantine takes effect in one turn of the event loop: whatever it touches is marked for the gate, whatever of that
+   can still be read ends at once, and every client that holds or held some of it is told. What is still being written
+   or checked is refused when it would be committed.
+3. Only then is it written to the file. If that fails it is in force all the same, and its caller gets an error that
+   says so: what must not be used is refused first and told of second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from kvbridge.core.descriptor import PayloadReference, PayloadSpec
+from kvbridge.core.errors import BridgeError, InvalidFieldError, UnknownReferenceError
+from kvbridge.core.events import PayloadQuarantined, PayloadRevoked
+from kvbridge.core.ledger import Grant, Ledger, Payload, PayloadEnded, Tombstone
+from kvbridge.core.ledger.states import PENDING_STATES
+from kvbridge.core.provenance import Provenance, ProvenanceLimits, Receipt
+from kvbridge.core.quarantine import Quarantine, Quarantines, Target, Touched
+from kvbridge.core.reasons import Reason
+from kvbridge.core.tags import AlignerTag
+from kvbridge.node.answers import HandoffAnswer, Leased
+from kvbridge.node.identity import Client
+from kvbridge.node.quarantine_file import QuarantineFile, QuarantineFileError
+from kvbridge.node.tenancy import Tenancy
+from kvbridge.node.watch import Watchers
+
+HANDOFF_IDS_MAX = 100
+"""Most handoffs that one event names."""
+_ID_BYTES = 9
+_HARMLESS_ENDS = frozenset({Reason.PAYLOAD_EXPIRED, Reason.MEMORY_EXHAUSTED, Reason.QUARANTINED})
+"""Ends that take nothing from those who hold a lease, or of which they are told in another way."""
+
+_log = logging.getLogger(__name__)
+
+
+class NotPersistedError(BridgeError):
+    """A change of the quarantines is in force but could not be written to the file, so the node's end will undo it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TouchedPayload:
+    """One payload that a quarantine touches, as it was just before."""
+
+    reference: PayloadReference
+    """Key and generation."""
+    because: str
+    """How it comes to be touched, for people."""
+    leases: int
+    """Live leases."""
+    handoffs: int
+    """Handoffs within the retention window."""
+    alive: bool
+    """Whether it occupied memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineReport:
+    """What a quarantine touches."""
+
+    quarantine_id: str
+    """Its name; empty for a dry run."""
+    payloads: tuple[TouchedPayload, ...]
+    """Payloads that are or would be refused, those that derive from others after them."""
+    clients: int
+    """How many clients hold or held one of them, or were to apply what is quarantined, within the retention window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Concern:
+    """One payload that matters to those who received it."""
+
+    reference: PayloadReference
+    """Key and generation."""
+    words: str
+    """What is wrong with it."""
+    receipts: tuple[Receipt, ...]
+    """Who received it, oldest first."""
+
+
+class QuarantineKeeper:
+    """The quarantines of all tenants."""
+
+    def __init__(
+        self,
+        tenancies: Mapping[str, Tenancy],
+        watchers: Watchers,
+        *,
+        limits: ProvenanceLimits,
+        quarantines_max: int,
+        path: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """Keep them in the file at `path`, if one is named; `clock` is the ledgers'."""
+        self._tenancies = tenancies
+        self._watchers = watchers
+        self._clock = clock
+        self._books = {name: Quarantines(Provenance(limits), quarantines_max=quarantines_max) for name in tenancies}
+        self._file = QuarantineFile(path) if path else None
+        self._writing = asyncio.Lock()
+        for tenancy in tenancies.values():
+            tenancy.on_ended = self._ended
+
+    def __repr__(self) -> str:
+        """Show the tenants' quarantines."""
+        return f"<QuarantineKeeper {self._books!r}>"
+
+    def load(self) -> None:
+        """Put into force what the file holds.
+
+        Raises:
+            QuarantineFileError: the file cannot be read or written.
+            LimitExceededError: it holds too many.
+        """
+        if self._file is None:
+            return
+        for tenant, quarantine in self._file.read():
+            if tenant not in self._books:
+                raise QuarantineFileError(f"quarantine_file: there is no tenant {tenant!r}")
+            self._books[tenant].impose(quarantine)
+        self._file.write(self._all())  # What cannot be written now could not be when it matters.
+
+    # What happens to payloads
+
+    @staticmethod
+    def require_followable(spec: PayloadSpec) -> None:
+        """Refuse a payload whose sources are not named exactly.
+
+        "The newest" is another payload a moment later than the one that the producer received, so only a generation
+        says from which one it derives; the producer has it from the descriptor.
+
+        Raises:
+            InvalidFieldError: a source has no generation.
+        """
+        if any(source.generation < 1 for source in spec.derived_from):
+            raise InvalidFieldError("derived_from", "must name each source with its generation, as its descriptor does")
+
+    def reserved(self, client: Client, grant: Grant, spec: PayloadSpec) -> None:
+        """Note a payload that will be written."""
+        self._books[client.tenant].enter(
+            reference=grant.reference, model=spec.model, aligner=spec.aligner, derived_from=spec.derived_from
+        )
+
+    def commit_failure(self, tenant: str, payload: Payload) -> tuple[Reason, str] | None:
+        """Say why a payload may not be committed, if so."""
+        problem = self.problem(tenant, payload, None)
+        return None if problem is None else (Reason.QUARANTINED, problem)
+
+    def handed(self, client: Client, answer: HandoffAnswer) -> None:
+        """Note what a client is given."""
+        provenance = self._books[client.tenant].provenance
+        for part in answer.parts:
+            if isinstance(part, Leased):
+                receipt = Receipt(
+                    client_id=client.client_id,
+                    handoff_id=answer.handoff_id,
+                    lease_token=part.grant.token,
+                    at=self._clock(),
+                    aligner=part.aligner_to_apply,
+                )
+                provenance.receive(part.grant.reference, receipt)
+
+    def advance(self) -> None:
+        """Forget what is past its window."""
+        for tenant, book in self._books.items():
+            with self._tenancies[tenant].ledger() as ledger:
+                book.provenance.advance(now=self._clock(), is_live=lambda receipt: self._is_live(ledger, receipt))
+
+    # What the gate asks
+
+    def problem(self, tenant: str, found: Payload | Tombstone, aligner: AlignerTag | None) -> str | None:
+        """Say what about a payload is quarantined, or None; `aligner` is what the consumer would apply to it."""
+        book = self._books[tenant]
+        if isinstance(found, Tombstone):
+            return book.problem(found.reference, found.model, aligner, ())
+        spec = found.spec
+        return book.problem(found.reference, spec.model, spec.aligner or aligner, spec.derived_from)
+
+    # What people do
+
+    async def quarantine(self, client: Client, target: Target, *, why: str, dry_run: bool) -> QuarantineReport:
+        """Impose a quarantine on the caller's tenant's payloads, or only say what it would touch.
+
+        What is quarantined already stays so under the same name.
+
+        Raises:
+            InvalidFieldError: the target names nothing, or everything.
+            LimitExceededError: there are too many.
+            NotPersistedError: it is in force but could not be written.
+        """
+        book = self._books[client.tenant]
+        new = Quarantine(quarantine_id=secrets.token_urlsafe(_ID_BYTES), target=target, why=why, since=time.time())
+        known = book.on(target)
+        imposed = known or new
+        touched = book.impose(new) if known is None and not dry_run else book.touched(imposed)
+        concerns = self._concerns(book, imposed, touched)
+        with self._tenancies[client.tenant].ledger() as ledger:
+            payloads = tuple(self._looked_at(book, ledger, one) for one in touched)
+            if not dry_run:
+                self._end(ledger, touched)
+                self._tell(ledger, concerns)
+        clients = len({receipt.client_id for concern in concerns for receipt in concern.receipts})
+        if dry_run:
+            return QuarantineReport(quarantine_id="", payloads=payloads, clients=clients)
+        _log.warning(
+            "quarantined",
+            extra={"quarantine": imposed.quarantine_id, "payloads": len(payloads), "clients": clients, "why": why},
+        )
+        await self._save(f"quarantine {imposed.quarantine_id} is in force, and {len(payloads)} payloads are refused")
+        return QuarantineReport(quarantine_id=imposed.quarantine_id, payloads=payloads, clients=clients)
+
+    async def unquarantine(self, client: Client, quarantine_id: str) -> None:
+        """End a quarantine for payloads that are published from now on.
+
+        Raises:
+            UnknownReferenceError: there is none of this name.
+            NotPersistedError: it has ended, but could not be removed from the file.
+        """
+        if not self._books[client.tenant].lift(quarantine_id):
+            raise UnknownReferenceError("quarantine_id", "no quarantine in force has this name")
+        _log.warning("quarantine lifted", extra={"quarantine": quarantine_id})
+        await self._save(f"quarantine {quarantine_id} has ended")
+
+    def in_force(self, client: Client) -> tuple[Quarantine, ...]:
+        """Return the quarantines on the caller's tenant's payloads, newest first."""
+        return self._books[client.tenant].in_force()
+
+    # The parts of these
+
+    async def _save(self, done: str) -> None:
+        if self._file is None:
+            return
+        try:
+            async with self._writing:
+                await asyncio.to_thread(self._file.write, self._all())
+        except QuarantineFileError as error:
+            _log.exception("quarantines are not persisted")
+            raise NotPersistedError(f"{done}, but only until the node stops: {error}") from error
+
+    def _all(self) -> list[tuple[str, Quarantine]]:
+        return [(tenant, quarantine) for tenant, book in self._books.items() for quarantine in book.in_force()[::-1]]
+
+    def _concerns(self, book: Quarantines, quarantine: Quarantine, touched: Iterable[Touched]) -> list[_Concern]:
+        concerns = []
+        for one in touched:
+            origin = book.provenance.find(one.reference)
+            if origin is not None and origin.receipts:
+                receipts = tuple(origin.receipts.values())
+                concerns.append(_Concern(reference=one.reference, words=one.because, receipts=receipts))
+        applied: dict[tuple[PayloadReference, str], list[Receipt]] = {}
+        for reference, words, receipt in book.receipts(quarantine):
+            applied.setdefault((reference, words), []).append(receipt)
+        concerns += [
+            _Concern(reference=reference, words=words, receipts=tuple(receipts))
+            for (reference, words), receipts in applied.items()
+        ]
+        return concerns
+
+    def _looked_at(self, book: Quarantines, ledger: Ledger, touched: Touched) -> TouchedPayload:
+        reference = touched.reference
+        origin = book.provenance.find(reference)
+        occupant = ledger.occupant(key=reference.key, generation=reference.generation)
+        return TouchedPayload(
+            reference=reference,
+            because=touched.because,
+            leases=0 if occupant is None else occupant.leases,
+            handoffs=0 if origin is None else len(origin.receipts),
+            alive=occupant is not None,
+        )
+
+    def _end(self, ledger: Ledger, touched: Iterable[Touched]) -> None:
+        """End what can still be read; what is not committed yet never will be."""
+        now = self._clock()
+        for one in touched:
+            occupant = ledger.occupant(key=one.reference.key, generation=one.reference.generation)
+            if occupant is not None and occupant.state not in PENDING_STATES:
+                ledger.fail(now=now, payload_id=occupant.payload_id, reason=Reason.QUARANTINED, detail=one.because)
+
+    def _tell(self, ledger: Ledger, concerns: Iterable[_Concern]) -> None:
+        for concern in concerns:
+            by_client: dict[str, list[Receipt]] = {}
+            for receipt in reversed(concern.receipts):
+                if self._watchers.remembers(receipt.client_id):
+                    by_client.setdefault(receipt.client_id, []).append(receipt)
+            for client_id, receipts in by_client.items():
+                event = PayloadQuarantined(
+                    reference=concern.reference,
+                    detail=concern.words,
+                    handoff_ids=tuple(receipt.handoff_id for receipt in receipts[:HANDOFF_IDS_MAX]),
+                    held=any(self._is_live(ledger, receipt) for receipt in receipts),
+                )
+                self._watchers.tell(client_id, event)
+
+    def _ended(self, tenancy: Tenancy, ended: PayloadEnded) -> None:
+        """Note the end of a payload, and tell those who hold it if its tensors were found bad."""
+        provenance = self._books[tenancy.tenant].provenance
+        provenance.end(ended.reference, now=self._clock())
+        origin = provenance.find(ended.reference)
+        if origin is None or not origin.receipts or ended.reason in _HARMLESS_ENDS:
+            return
+        event = PayloadRevoked(reference=ended.reference, reason=ended.reason, detail=ended.detail)
+        with tenancy.ledger() as ledger:
+            holders = {receipt.client_id for receipt in origin.receipts.values() if self._is_live(ledger, receipt)}
+        for client_id in holders:
+            self._watchers.tell(client_id, event)
+
+    def _is_live(self, ledger: Ledger, receipt: Receipt) -> bool:
+        left = ledger.lease_seconds_left(now=self._clock(), client_id=receipt.client_id, token=receipt.lease_token)
+        return left is not None
