@@ -195,6 +195,21 @@ def test_logits_that_are_no_numbers_do_not_pass() -> None:
     assert len(result.figures) == 3
 
 
+@pytest.mark.parametrize(("change", "ok"), [(2.0**-24, True), (1e-3, False)])
+def test_rounding_is_no_disregard(change: float, ok: bool) -> None:
+    """A row with other garbage may come out of the kernels with a last bit of its own, but not with more."""
+    of = model()
+
+    def disturb(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        logits[2] *= 1 - change
+        return logits
+
+    of.lm_head.register_forward_hook(disturb)
+    result = attention_respects_mask(of)
+    assert result.ok is ok, result.detail
+    assert all(figures.hidden_shift > 0 for figures in result.figures)
+
+
 def test_what_is_no_model_does_not_pass() -> None:
     """There is an answer for everything."""
     result = attention_respects_mask(torch.nn.Linear(2, 2))
@@ -229,6 +244,20 @@ def test_modes_random_numbers_and_gradients_are_left_alone() -> None:
     assert torch.is_grad_enabled()
     assert all(parameter.grad is None for parameter in of.parameters())
     assert all(torch.equal(tensor, weights[name]) for name, tensor in of.state_dict().items())
+
+
+def test_random_numbers_that_attention_draws_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An implementation that draws some leaves the caller's sequence where it was."""
+
+    def drawing(_module: Any, mask: torch.Tensor) -> torch.Tensor:
+        torch.rand(3)
+        return mask
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, NAME, Attention(drawing))
+    of = model(attn_implementation=NAME)
+    state = torch.get_rng_state()
+    assert attention_respects_mask(of).ok
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_modes_come_back_after_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
