@@ -17,7 +17,9 @@ from kvbridge.integrations.transformers import (
     MaskForm,
     UnsupportedCacheError,
     UnsupportedModelError,
+    build_cache,
     cache_argument,
+    cache_geometry,
     mask_for_model,
     query_positions,
 )
@@ -193,6 +195,28 @@ def test_the_librarys_sliding_layers_have_forgotten_the_first_slots(layout: str)
     mask = mask_for_model(of.config, plan, NEW, torch.float32)
     logits = continued(of, ids[-NEW:], cache, query_positions(plan, NEW), mask)
     assert close(logits, unpadded(of, ids)[-NEW:])
+
+
+@pytest.mark.parametrize("layout", TINY)
+def test_a_cache_in_lent_memory_takes_the_same_mask(layout: str) -> None:
+    """A cache that appends in place behind padded parts continues exactly, first at once and then token by token."""
+    of = model(layout)
+    plan = layout_of((4, 9), (WINDOW + 1, WINDOW + 1))
+    ids = token_ids(plan.valid_length + NEW + 1)
+    padded = assembled(DynamicCache(config=of.config), keys_and_values(of, ids[: plan.valid_length]), plan)
+    memory: list[Any] = [
+        (index, *(torch.nn.functional.pad(tensor, (0, 0, 0, 8)) for tensor in (layer.keys, layer.values)))
+        for index, layer in enumerate(padded.layers)
+    ]
+    cache = build_cache(memory, geometry=cache_geometry(of), valid_length=plan.key_length)
+    expected, slot = unpadded(of, ids)[plan.valid_length :], plan.key_length
+    for start, count in ((0, NEW), (NEW, 1)):
+        asking = range(slot + start, slot + start + count)
+        mask = mask_for_model(of.config, plan, asking, torch.float32)
+        new = ids[plan.valid_length + start :][:count]
+        logits = continued(of, new, cache, query_positions(plan, asking), mask)
+        assert close(logits, expected[start : start + count])
+    assert cache.snapshot()["copies"] == 0
 
 
 @pytest.mark.parametrize("layout", ["mistral", "gemma3"])
