@@ -1,0 +1,215 @@
+"""What a node measures about itself, for Prometheus: in a registry of its own, never the process's.
+
+Handoffs are counted as the journal tells of them; everything else is asked of the node when somebody scrapes. Labels
+have few values, all known beforehand, and every series of a counter is there from the start, so that rates can be
+taken of what has not happened yet.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvbridge.core.journal import HandoffQuality, HandoffRecord, HandoffUse, Outcome, PartRecord
+from kvbridge.core.ledger import Usage
+from kvbridge.core.reasons import SDK_ONLY_REASONS, Reason
+from kvbridge.version import VERSION
+
+REASONS: tuple[Reason, ...] = tuple(reason for reason in Reason if reason not in SDK_ONLY_REASONS)
+"""Reasons that a node gives, each a value of the label `reason`."""
+GATE_BUCKETS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 0.1)
+HANDOFF_BUCKETS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_UNKNOWN = "unknown"
+_BYTE_STATES = ("reserved", "committed", "draining", "quarantined", "free")
+_COUNTS = {
+    "payloads": "Payloads that occupy memory, in all states.",
+    "leases": "Live leases of consumers.",
+    "holds": "Live holds of producers.",
+    "reservations": "Live reservations, those under verification included.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSample:
+    """A node at the moment of a scrape."""
+
+    usages: Sequence[Usage]
+    """Where the bytes are, for each tenant."""
+    sessions: int
+    """Live local clients."""
+    draining: bool
+    """Whether the node is shutting down."""
+    kill_switch: bool
+    """Whether every handoff is text."""
+    catalog_version: int
+    """Version of the running catalog."""
+    catalog_file_good: bool
+    """Whether the catalog's file, if there is one, is what is running."""
+    published_bytes: int
+    """Canonical bytes that were committed since the start."""
+    uploaded_bytes: int
+    """Bytes that came in by value since the start."""
+    downloaded_bytes: int
+    """Bytes that went out by value since the start."""
+    journal_records: int
+    """Handoffs that are remembered."""
+    journal_dropped: int
+    """Records that will never be in the journal's file."""
+    journal_write_errors: int
+    """Writes to that file that failed."""
+
+
+Sample: TypeAlias = Callable[[], NodeSample]
+
+
+class Metrics:
+    """The metrics of one node."""
+
+    def __init__(self, sample: Sample, *, limits: Mapping[str, float], started_at: float) -> None:
+        """Ask `sample` at every scrape; `limits` are the settings in force; started at so many seconds of the epoch."""
+        self.registry = CollectorRegistry()
+        self._leased_bytes = 0
+        self._handoffs = _by_reason("kvbridge_handoffs", "Handoffs that were answered.", self.registry)
+        self._parts = _by_reason("kvbridge_parts", "Parts of handoffs that were answered.", self.registry)
+        self._reports = _reports(self.registry)
+        self._gate_seconds = Histogram(
+            "kvbridge_gate_seconds",
+            "Time that the gate's checks took for one part, checks of bytes excluded.",
+            buckets=GATE_BUCKETS,
+            registry=self.registry,
+        )
+        self._handoff_seconds = Histogram(
+            "kvbridge_handoff_seconds",
+            "Time from the arrival of an Acquire to its answer.",
+            buckets=HANDOFF_BUCKETS,
+            registry=self.registry,
+        )
+        self.registry.register(_NodeCollector(sample, lambda: self._leased_bytes, limits, started_at))
+
+    def __repr__(self) -> str:
+        """Show that these are metrics; their values are in the registry."""
+        return f"<Metrics of {len(REASONS)} reasons>"
+
+    def observe(self, record: HandoffRecord) -> None:
+        """Count a handoff, or what is reported of it if it has an outcome."""
+        if record.outcome is not None:
+            self._reports[_report_key(record.outcome)].inc()
+            return
+        self._handoffs[_handoff_reason(record)].inc()
+        self._handoff_seconds.observe(record.seconds)
+        for part in record.parts:
+            self._observe_part(part)
+
+    def _observe_part(self, part: PartRecord) -> None:
+        self._parts[part.reason].inc()
+        self._gate_seconds.observe(sum(finding.seconds for finding in part.verdict.findings))
+        if part.leased:
+            self._leased_bytes += part.payload_bytes
+
+
+def _handoff_reason(record: HandoffRecord) -> Reason | None:
+    """Return the reason of the first part that fell back; None if every part is a cache."""
+    return next((part.reason for part in record.parts if part.reason is not None), None)
+
+
+def _by_reason(name: str, text: str, registry: CollectorRegistry) -> dict[Reason | None, Any]:
+    """Return a counter's children: None for caches, and one for each reason to take the text."""
+    counter = Counter(name, text, ["directive", "reason"], registry=registry)
+    children: dict[Reason | None, Any] = {reason: counter.labels("text", reason.value) for reason in REASONS}
+    children[None] = counter.labels("kv", "")
+    return children
+
+
+def _reports(registry: CollectorRegistry) -> dict[tuple[str, str], Any]:
+    counter = Counter("kvbridge_reports", "Reports of consumers.", ["use", "quality"], registry=registry)
+    qualities = [quality.value.lower() for quality in HandoffQuality]
+    keys = [(use.value.lower(), quality) for use in HandoffUse for quality in (*qualities, _UNKNOWN)]
+    return {key: counter.labels(*key) for key in keys}
+
+
+def _report_key(outcome: Outcome) -> tuple[str, str]:
+    quality = _UNKNOWN if outcome.quality is None else outcome.quality.value.lower()
+    return outcome.use.value.lower(), quality
+
+
+class _NodeCollector(Collector):
+    """Reads the node when somebody asks."""
+
+    def __init__(
+        self, sample: Sample, leased_bytes: Callable[[], int], limits: Mapping[str, float], started_at: float
+    ) -> None:
+        self._sample = sample
+        self._leased_bytes = leased_bytes
+        self._limits = dict(limits)
+        self._started_at = started_at
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield everything that is not counted as it happens."""
+        sample = self._sample()
+        yield from self._constants()
+        yield from _memory(sample.usages)
+        yield _payload_bytes(sample, self._leased_bytes())
+        yield _gauge("kvbridge_sessions", "Live local clients.", sample.sessions)
+        yield _gauge("kvbridge_draining", "1 while the node is shutting down, else 0.", sample.draining)
+        yield _gauge(
+            "kvbridge_kill_switch", "1 while the kill switch makes every handoff text, else 0.", sample.kill_switch
+        )
+        yield _gauge("kvbridge_catalog_version", "Version of the running catalog.", sample.catalog_version)
+        yield _gauge(
+            "kvbridge_catalog_file_good", "0 while the catalog's file cannot run, else 1.", sample.catalog_file_good
+        )
+        yield _gauge("kvbridge_journal_records", "Handoffs that the journal remembers.", sample.journal_records)
+        yield _counter("kvbridge_journal_dropped", "Records that the journal's file lacks.", sample.journal_dropped)
+        yield _counter(
+            "kvbridge_journal_write_errors",
+            "Writes to the journal's file that failed and were tried again.",
+            sample.journal_write_errors,
+        )
+
+    def _constants(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily("kvbridge_build_info", "1, with what is running.", labels=["version", "python"])
+        build.add_metric([VERSION, platform.python_version()], 1)
+        yield build
+        yield _gauge(
+            "kvbridge_start_time_seconds", "When the node started, in seconds since the epoch.", self._started_at
+        )
+        limits = GaugeMetricFamily(
+            "kvbridge_limit", "Numeric settings in force, each in the unit that its name says.", labels=["setting"]
+        )
+        for name, value in self._limits.items():
+            limits.add_metric([name], value)
+        yield limits
+
+
+def _memory(usages: Sequence[Usage]) -> Iterator[Metric]:
+    """Yield where the bytes of all arenas together are, and how much of each thing there is."""
+    yield _gauge("kvbridge_arena_size_bytes", "Size of the arenas.", sum(usage.arena_bytes for usage in usages))
+    arena = GaugeMetricFamily("kvbridge_arena_bytes", "Bytes of the arenas by state.", labels=["state"])
+    for state in _BYTE_STATES:
+        arena.add_metric([state], sum(getattr(usage, f"{state}_bytes") for usage in usages))
+    yield arena
+    for name, text in _COUNTS.items():
+        yield _gauge(f"kvbridge_{name}", text, sum(getattr(usage, name) for usage in usages))
+
+
+def _payload_bytes(sample: NodeSample, leased_bytes: int) -> Metric:
+    family = CounterMetricFamily("kvbridge_payload_bytes", "Canonical bytes of payloads.", labels=["direction"])
+    family.add_metric(["published"], sample.published_bytes)
+    family.add_metric(["uploaded"], sample.uploaded_bytes)
+    family.add_metric(["leased"], leased_bytes)
+    family.add_metric(["downloaded"], sample.downloaded_bytes)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
