@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from kvbridge import inspection, probe_command
+from kvbridge import catalog_command, inspection, probe_command
 from kvbridge.config import BridgeConfig, ConfigurationError, load_config, setting_meanings
 from kvbridge.core.errors import BridgeError
 from kvbridge.version import VERSION
@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     inspection.add_commands(commands)
+    catalog_command.add_commands(commands)
     probe_command.add_commands(commands)
     _add_demo(commands)
     return parser

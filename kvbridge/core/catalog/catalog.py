@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from kvbridge.core.catalog.entries import AlignerEntry, ModelEntry
 from kvbridge.core.catalog.policy import RoutePolicy
 from kvbridge.core.catalog.precedence import RouteIndex
-from kvbridge.core.catalog.route import DEFAULT_ROUTE_NAME, Route, RouteInForce
+from kvbridge.core.catalog.route import DEFAULT_ROUTE_NAME, ModelPattern, Route, RouteInForce
 from kvbridge.core.catalog.tables import EntryKey, EntryTable
 from kvbridge.core.catalog.texts import FAMILY_CHARACTERS_MAX, PATH_CHARACTERS_MAX, require_text
 from kvbridge.core.errors import InvalidFieldError, UnknownReferenceError
@@ -133,6 +133,21 @@ class Catalog:
         ]
 
     # What people ask
+
+    def strays(self) -> list[tuple[Route, str, ModelPattern]]:
+        """Return what routes say of source or target that fits no model here; nothing if there are no models."""
+        if not len(self._models):
+            return []
+        named: dict[str, list[ModelTag]] = {"": []}
+        for entry in self.models:
+            named[""].append(entry.tag)
+            named.setdefault(entry.tag.name, []).append(entry.tag)
+        return [
+            (route, side, pattern)
+            for route in self.routes
+            for side, pattern in (("source", route.source), ("target", route.target))
+            if not any(map(pattern.fits, named.get(pattern.name, ())))
+        ]
 
     @property
     def models(self) -> tuple[ModelEntry, ...]:

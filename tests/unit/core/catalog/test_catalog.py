@@ -13,6 +13,7 @@ from kvbridge.core.catalog import (
     Catalog,
     InvalidCatalogError,
     ModelEntry,
+    ModelPattern,
     PolicyOverrides,
     Route,
     RoutePolicy,
@@ -141,6 +142,17 @@ def test_a_validated_successor_ends_being_left_behind(validated: bool, left: boo
 def test_an_aligner_to_the_new_version_is_not_left_behind_by_it() -> None:
     """From an old version to the new one of the same model is a way, not a leftover."""
     assert Catalog(aligners=[_aligner(OLD, NEW)]).aligners_left_behind(NEW) == []
+
+
+def test_routes_that_can_fit_no_model_are_found() -> None:
+    """A slip in a name is no fault, but nobody wants it; without models nothing can be told."""
+    patterns = [ModelPattern(name="m"), ModelPattern(name="mm"), ModelPattern(name="m", revision="9"), ModelPattern()]
+    routes = [Route(name=str(number), source=pattern) for number, pattern in enumerate(patterns)]
+    routes.append(Route(name="4", target=ModelPattern(adapter="lora")))
+    catalog = Catalog(models=[ModelEntry(tag=OLD)], routes=routes)
+    found = [(route.name, side) for route, side, _ in catalog.strays()]
+    assert found == [("1", "source"), ("2", "source"), ("4", "target")]
+    assert Catalog(routes=routes).strays() == []
 
 
 def test_the_same_entry_twice_is_refused_by_both_places() -> None:
