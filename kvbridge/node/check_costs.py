@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 
 from kvbridge.core.cost import CostCurve
 from kvbridge.core.descriptor import PayloadDescriptor, Verification
@@ -39,7 +38,7 @@ class CheckCosts:
         self._clock = clock
         self._curves = {level: CostCurve() for level in Verification}
         self._running: dict[int, _Running] = {}
-        self._numbers = count()
+        self._begun = 0
 
     def __repr__(self) -> str:
         """Show what is running."""
@@ -48,7 +47,8 @@ class CheckCosts:
     @contextmanager
     def timed(self, payload: CheckedPayload, descriptor: PayloadDescriptor, level: Verification) -> Iterator[None]:
         """Time a check; one that breaks off teaches nothing."""
-        alone, number = not self._running, next(self._numbers)
+        alone, number = not self._running, self._begun
+        self._begun += 1
         check = _Running(payload=payload, level=level, nbytes=canonical_bytes(descriptor), began_at=self._clock())
         self._running[number] = check
         done = False
@@ -58,7 +58,7 @@ class CheckCosts:
         finally:
             del self._running[number]
             # What ran beside others says nothing of the time that one takes.
-            if done and alone and not self._running:
+            if done and alone and self._begun == number + 1:
                 self._learn(check)
 
     def estimate(self, payload: CheckedPayload, descriptor: PayloadDescriptor, level: Verification) -> float:

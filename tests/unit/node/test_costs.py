@@ -1,0 +1,109 @@
+"""What a handoff costs beside the prefill that it replaces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvbridge.core.catalog.policy import RoutePolicy
+from kvbridge.core.cost.curve import RATES_MIN
+from kvbridge.core.cost.policy import GAIN_MAX
+from kvbridge.core.descriptor import Verification, seal
+from kvbridge.core.gate import Costs
+from kvbridge.node.check_costs import canonical_bytes
+from kvbridge.node.costs import CostKeeper
+from tests import builders
+
+SPEC = builders.spec(capacity_tokens=256, tokens=builders.tokens(256))
+DESCRIPTOR = seal(
+    SPEC, generation=1, valid_length=None, tokens=None, layer_digests=(), verification=Verification.DIGEST
+)
+BYTES = canonical_bytes(DESCRIPTOR)
+MODEL = builders.model_tag()
+
+
+def costs_of(keeper: CostKeeper, policy: RoutePolicy | None = None, **changes: Any) -> Costs:
+    """Return what handing over 256 tokens costs."""
+    terms: dict[str, Any] = {
+        "consumer": MODEL,
+        "attached": True,
+        "verification": Verification.NONE,
+        "deadline_seconds": None,
+    }
+    return keeper.costs(("default", 1), DESCRIPTOR, policy=policy or RoutePolicy(), **{**terms, **changes})
+
+
+def with_prefill(seconds: float) -> CostKeeper:
+    """Return costs of a node to which enough prefills of 256 tokens were reported."""
+    keeper = CostKeeper("node-1")
+    for _ in range(RATES_MIN):
+        keeper.record_prefill(MODEL, 256, seconds)
+    return keeper
+
+
+def test_the_floor_holds_while_nothing_is_measured() -> None:
+    """Fewer tokens than the floor are too few as long as nobody has said what a prefill takes."""
+    unmeasured = costs_of(CostKeeper("node-1"))
+    assert unmeasured.problem is not None
+    assert "fewer than 512" in unmeasured.problem
+    assert (unmeasured.prefill_seconds, unmeasured.handoff_seconds) == (None, 0.0)
+    assert costs_of(CostKeeper("node-1"), RoutePolicy(tokens_min_unmeasured=256)).problem is None
+
+
+def test_a_measured_prefill_lifts_the_floor_on_one_host() -> None:
+    """In shared memory the transfer costs nothing, so any measured prefill is longer."""
+    measured = costs_of(with_prefill(0.5))
+    assert measured.problem is None
+    assert measured.prefill_seconds == pytest.approx(0.5)
+
+
+def test_a_client_by_value_needs_its_transfer_measured() -> None:
+    """Who shares no memory pays for the download, which is not free as long as nobody has measured it."""
+    keeper = with_prefill(0.5)
+    assert costs_of(keeper, attached=False).problem is not None
+    for _ in range(RATES_MIN):
+        keeper.record_download(BYTES, 0.1)
+    assert costs_of(keeper, attached=False).problem is None
+    for _ in range(2 * RATES_MIN + 1):
+        keeper.record_download(BYTES, 0.6)
+    slow = costs_of(keeper, attached=False)
+    assert slow.problem is not None
+    assert slow.handoff_seconds == pytest.approx(0.6)
+    assert costs_of(keeper).problem is None, "those who share memory do not download"
+
+
+def test_a_scatter_counts_as_cost() -> None:
+    """What the consumer needs to bring the cache into its own blocks is part of the handoff."""
+    keeper = with_prefill(0.5)
+    for _ in range(RATES_MIN):
+        keeper.record_scatter(MODEL, BYTES, 0.3)
+    assert costs_of(keeper).problem is None
+    assert costs_of(keeper, RoutePolicy(gain_min=2.0)).problem is not None
+
+
+def test_a_check_of_the_bytes_counts_as_cost() -> None:
+    """A check that takes longer than the prefill does not pay, and is the time until the bytes are there."""
+    keeper = with_prefill(0.5)
+    moment = iter([0.0, 2.0] * RATES_MIN)
+    keeper.checks._clock = lambda: next(moment)
+    for _ in range(RATES_MIN):
+        with keeper.checks.timed(("default", 1), DESCRIPTOR, Verification.DIGEST):
+            pass
+    checked = costs_of(keeper, verification=Verification.DIGEST, deadline_seconds=1.5)
+    assert checked.problem is not None
+    assert (checked.bytes_seconds, checked.deadline_seconds) == (pytest.approx(2.0), 1.5)
+    assert costs_of(keeper).problem is None
+
+
+def test_other_models_prefills_say_nothing() -> None:
+    """Measurements belong to one model version."""
+    keeper = with_prefill(0.5)
+    assert costs_of(keeper, consumer=replace(MODEL, revision="another")).problem is not None
+
+
+def test_every_policy_of_a_route_can_be_judged_by() -> None:
+    """The widest policy that a route may have is one that estimates can be held against."""
+    widest = RoutePolicy(gain_min=GAIN_MAX, tokens_min_unmeasured=1)
+    assert costs_of(with_prefill(0.5), widest).problem is None
