@@ -54,8 +54,8 @@ async def test_settling_waits_for_work_that_work_has_begun() -> None:
         done.append("second")
 
     async def first() -> None:
-        background.start(second())
+        _ = background.start(second())
 
-    background.start(first())
+    _ = background.start(first())
     await background.settle()
     assert done == ["second"]
