@@ -43,12 +43,15 @@ def _aligner_version_fits(question: Question) -> str | None:
     if claimed is None:
         return None
     differences = [
-        *(expected.differences(applied) if expected is not None and applied is not None else ()),
-        *claimed.source.differences(question.descriptor.model),
-        *question.terms.model.differences(claimed.target),
+        *(
+            str(each)
+            for each in (expected.differences(applied) if expected is not None and applied is not None else ())
+        ),
+        *(f"source.{each}" for each in claimed.source.differences(question.descriptor.model)),
+        *(f"target.{each}" for each in question.terms.model.differences(claimed.target)),
     ]
     if differences:
-        return "; ".join(str(difference) for difference in differences)
+        return "; ".join(differences)
     standing = question.conditions.aligner
     if standing.entry is None:
         return f"the catalog does not have version {claimed.version!r} of {claimed.name!r} for exactly these models"
