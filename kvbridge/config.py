@@ -15,6 +15,7 @@ from typing import Any
 
 from kvbridge.core.descriptor import DURATION_SECONDS_MAX
 from kvbridge.core.errors import BridgeError
+from kvbridge.core.handoff_reference import is_node_id
 
 ENVIRONMENT_PREFIX = "KVBRIDGE_"
 SOCKET_NAME = "bridge.sock"
@@ -135,6 +136,32 @@ class BridgeConfig:
     """Path of the YAML file with models, aligners, routes and defaults; empty if the API changes them."""
     catalog_poll_seconds: float = 1.0
     """How often that file is looked at for changes; SIGHUP makes it be read at once."""
+    provenance_seconds: float = 3600.0
+    """How long it is remembered, after its end, where a payload came from and who received it."""
+    provenance_payloads_max: int = 65_536
+    """Most ended payloads of which that is remembered, for each tenant; live ones always are."""
+    provenance_handoffs_max: int = 262_144
+    """Most handoffs of which it is remembered who received what, for each tenant."""
+    quarantines_max: int = 256
+    """Most quarantines in force, for each tenant."""
+    quarantine_file: str = ""
+    """File that keeps quarantines over restarts; empty if the end of the node may end them."""
+    watches_max: int = 1024
+    """Most streams of events at once."""
+    watches_per_client_max: int = 4
+    """Most streams of events of one client at once."""
+    watch_events_max: int = 16_384
+    """Most events that are kept for a client that is slow to read them, or away."""
+    lease_expiring_seconds: float = 10.0
+    """Before its end a client that watches is told of its lease, but not before two thirds have passed; 0 for never."""
+    peers: str = ""
+    """Other nodes and their gRPC addresses: NODE=HOST:PORT, separated by spaces."""
+    peer_open_seconds: float = 2.0
+    """How long another node may take to say whether it has a payload."""
+    peer_pull_seconds: float = 60.0
+    """How long the bytes of one payload may take from another node."""
+    peer_stall_seconds: float = 5.0
+    """How long another node may send nothing while its bytes are awaited."""
     upload_seconds_max: float = 600.0
     """How long one upload may take."""
     chunk_bytes: int = 1 << 20
@@ -154,9 +181,26 @@ class BridgeConfig:
             self._check(setting.name)
         if not self.socket:
             raise ConfigurationError("socket: must name a path")
+        if not is_node_id(self.node_id):
+            raise ConfigurationError(f"node_id: must be what a host may be called, got {self.node_id!r}")
+        self.peer_targets()
         for name in ("listen", "metrics_listen"):
             if getattr(self, name):
                 self._check_listen(name, getattr(self, name))
+
+    def peer_targets(self) -> dict[str, str]:
+        """Return the address of each other node by its name.
+
+        Raises:
+            ConfigurationError: an entry is no NODE=HOST:PORT, or a node is there twice or is this one.
+        """
+        targets: dict[str, str] = {}
+        for entry in self.peers.split():
+            node_id, _, target = entry.partition("=")
+            if not is_node_id(node_id) or not target or node_id in targets or node_id == self.node_id:
+                raise ConfigurationError(f"peers: {entry!r} must be NODE=HOST:PORT for another node, each once")
+            targets[node_id] = target
+        return targets
 
     def _check_listen(self, name: str, address: str) -> None:
         host, _, port = address.rpartition(":")

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.gate import AcquireTerms
-from kvbridge.core.ledger import Payload, Tombstone
+from kvbridge.core.tokens import TokenSequence
 
 PLAN_PARTS_MAX = 64
 """Most payloads in one plan."""
+
+
+class Found(Protocol):
+    """What there is under a key."""
+
+    @property
+    def tokens(self) -> TokenSequence | None:
+        """Return its tokens, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +50,12 @@ def check_plan(parts: Sequence[AcquireTerms]) -> None:
         raise InvalidFieldError("payloads", "must not name a key twice")
 
 
-def places(found: Sequence[Payload | Tombstone | None]) -> list[Place]:
+def places(found: Sequence[Found | None]) -> list[Place]:
     """Return the place of each part, given what the ledger found for it."""
     return list(_places(found))
 
 
-def _places(found: Sequence[Payload | Tombstone | None]) -> Iterator[Place]:
+def _places(found: Sequence[Found | None]) -> Iterator[Place]:
     offset: int | None = 0
     for part in found:
         length = _length(part)
@@ -54,7 +63,7 @@ def _places(found: Sequence[Payload | Tombstone | None]) -> Iterator[Place]:
         offset = None if offset is None or length is None else offset + length
 
 
-def _length(found: Payload | Tombstone | None) -> int | None:
+def _length(found: Found | None) -> int | None:
     tokens = None if found is None else found.tokens
     return None if tokens is None else tokens.count
 

@@ -86,3 +86,15 @@ class Peers(Protocol):
 
     async def close(self) -> None:
         """Hang up on all of them."""
+
+
+class NoPeers:
+    """Knows nobody."""
+
+    def find(self, node_id: str) -> Peer | None:
+        """Return None."""
+        del node_id
+        return None
+
+    async def close(self) -> None:
+        """Do nothing."""

@@ -27,9 +27,11 @@ from kvbridge.core.plan import Place, placed, places
 from kvbridge.core.reasons import Reason
 from kvbridge.node.answers import Fallback, HandoffAnswer, Leased
 from kvbridge.node.byte_checks import ByteChecks
+from kvbridge.node.fetching import Fetching, ForeignByKey
 from kvbridge.node.identity import Client
 from kvbridge.node.journal import Journal
-from kvbridge.node.surroundings import Circumstances, Passage, Surroundings
+from kvbridge.node.replicas import Foreign
+from kvbridge.node.surroundings import Circumstances, Found, Passage, Surroundings
 from kvbridge.node.tenancy import Tenancy
 
 _HANDOFF_ID_BYTES = 12
@@ -44,12 +46,14 @@ class _Part:
     """What is asked for, in its place."""
     place: Place
     """Where it stands."""
-    found: Payload | Tombstone | None
-    """What the ledger has."""
+    found: Found
+    """What there is."""
     passage: Passage
     """What holds around it."""
     verdict: Verdict
     """What the gate found so far."""
+    passes: bool = False
+    """Whether it gets a lease, be it only to see what would have become of it on a route that shadows."""
     grant: Grant | None = None
     """Its lease."""
     verified_now: Verification = Verification.NONE
@@ -81,12 +85,14 @@ class Acquiring:
         clock: Callable[[], float],
         surroundings: Surroundings,
         byte_checks: ByteChecks,
+        fetching: Fetching,
         journal: Journal,
     ) -> None:
-        """Ask `surroundings` what holds, check bytes by `byte_checks`, and tell `journal`; `clock` is the ledger's."""
+        """Ask `surroundings` what holds, see to bytes by the others, and tell `journal`; `clock` is the ledger's."""
         self._clock = clock
         self._surroundings = surroundings
         self._byte_checks = byte_checks
+        self._fetching = fetching
         self._journal = journal
 
     async def acquire(self, asked: Acquisition, tenancy: Tenancy, *, node_draining: bool) -> HandoffAnswer:
@@ -95,9 +101,13 @@ class Acquiring:
         Raises:
             LimitExceededError: the client or the node has too many references; none is left of this call.
         """
-        parts = self._decide_all(asked, tenancy, node_draining=node_draining)
+        missing = self._fetching.missing(tenancy, [terms.reference.key for terms in asked.parts])
+        foreign = await self._fetch(asked, tenancy, missing, node_draining=node_draining) if missing else {}
+        parts = self._decide_all(asked, tenancy, foreign, node_draining=node_draining)
+        _refuse_what_is_not_here(parts)
         if asked.verification is not Verification.NONE:
             await self._see_to_all_bytes(asked, tenancy, parts)
+            self._end_quarantined(asked, tenancy, parts)
         self._end_shadows(asked, tenancy, parts)
         answer = HandoffAnswer(
             handoff_id=secrets.token_urlsafe(_HANDOFF_ID_BYTES),
@@ -109,32 +119,54 @@ class Acquiring:
 
     # Deciding
 
-    def _decide_all(self, asked: Acquisition, tenancy: Tenancy, *, node_draining: bool) -> list[_Part]:
-        """Decide every part, the nearest first, and lease what passes; all or, on an error, nothing."""
+    def _decide_all(
+        self, asked: Acquisition, tenancy: Tenancy, foreign: ForeignByKey, *, node_draining: bool
+    ) -> list[_Part]:
+        """Decide every part, the nearest first, and lease what passes and is here; all or, on an error, nothing."""
         parts: list[_Part] = []
-        now = self._clock()
         with tenancy.ledger() as ledger:
-            found = [ledger.find(now=now, key=t.reference.key, generation=t.reference.generation) for t in asked.parts]
+            found = [self._find(ledger, terms, foreign) for terms in asked.parts]
             wanted = list(zip(asked.parts, found, places(found), strict=True))
             try:
                 for terms, payload, place in reversed(wanted):
-                    nearer = sum(part.grant is not None for part in parts)
+                    nearer = sum(part.passes for part in parts)
                     stands = placed(terms, place, cached_segments_nearer=nearer)
                     part = self._decide(asked, tenancy, stands, payload, place, node_draining=node_draining)
                     parts.append(part)
-                    if _is_leased(part):
+                    part.passes = _is_leased(part)
+                    if part.passes and isinstance(payload, Payload):
                         part.grant = self._lease(asked.client, ledger, part)
             except BaseException:
                 self._drop(asked.client, ledger, parts)
                 raise
         return parts[::-1]
 
+    def _find(self, ledger: Ledger, terms: AcquireTerms, foreign: ForeignByKey) -> Found:
+        reference = terms.reference
+        said = foreign.get(reference.key)
+        return said or ledger.find(now=self._clock(), key=reference.key, generation=reference.generation)
+
+    async def _fetch(
+        self, asked: Acquisition, tenancy: Tenancy, missing: Sequence[str], *, node_draining: bool
+    ) -> ForeignByKey:
+        """Bring over what passes every check but that of its bytes."""
+
+        def passing(foreign: ForeignByKey) -> list[str]:
+            parts = self._decide_all(asked, tenancy, foreign, node_draining=node_draining)
+            with tenancy.ledger() as ledger:
+                self._drop(asked.client, ledger, parts)
+            return [part.terms.reference.key for part in parts if part.passes and isinstance(part.found, Foreign)]
+
+        return await self._fetching.fetch(
+            tenancy, missing, passing=passing, seconds_left=lambda: self._seconds_left(asked)
+        )
+
     def _decide(
         self,
         asked: Acquisition,
         tenancy: Tenancy,
         terms: AcquireTerms,
-        found: Payload | Tombstone | None,
+        found: Found,
         place: Place,
         *,
         node_draining: bool,
@@ -171,7 +203,7 @@ class Acquiring:
         """Check a leased part's bytes; it loses its lease if they are bad or late."""
         assert part.grant is not None, part
         assert isinstance(part.found, Payload), part
-        left = None if asked.deadline_seconds is None else self._time_left(asked)
+        left = self._seconds_left(asked)
         failure = await self._byte_checks.check(
             tenancy,
             part.found,
@@ -183,14 +215,25 @@ class Acquiring:
         part.verified_now = asked.verification
         if failure is None:
             return
-        reason, detail = failure
+        self._refuse(asked, tenancy, part, *failure)
+
+    def _end_quarantined(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[_Part]) -> None:
+        """Refuse what was quarantined while the bytes were checked."""
+        for part in parts:
+            if part.grant is not None and isinstance(part.found, Payload):
+                quarantine = self._surroundings.quarantine(part.terms, part.found, tenancy.tenant)
+                if quarantine is not None:
+                    self._refuse(asked, tenancy, part, Reason.QUARANTINED, quarantine)
+
+    def _refuse(self, asked: Acquisition, tenancy: Tenancy, part: _Part, reason: Reason, detail: str) -> None:
         with tenancy.ledger() as ledger:
             self._give_back(asked.client, ledger, [part])
         ended = Candidate(known=True, ended=reason, ended_detail=detail)
         part.verdict = part.verdict.after(_ask(part.terms, ended, part.passage.conditions))
 
-    def _time_left(self, asked: Acquisition) -> float:
-        assert asked.deadline_seconds is not None, asked
+    def _seconds_left(self, asked: Acquisition) -> float | None:
+        if asked.deadline_seconds is None:
+            return None
         return asked.deadline_seconds - (time.perf_counter() - asked.arrived_at)
 
     def _end_shadows(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[_Part]) -> None:
@@ -235,12 +278,31 @@ def _ask(terms: AcquireTerms, candidate: Candidate, conditions: Conditions) -> V
     return decide(Question(terms=terms, candidate=candidate, conditions=conditions), clock=time.perf_counter)
 
 
+def _refuse_what_is_not_here(parts: Sequence[_Part]) -> None:
+    """Fail what passes now, but did not when it could still have been brought over."""
+    for part in parts:
+        if part.passes and isinstance(part.found, Foreign):
+            lost = part.found.lost((Reason.TRANSFER_FAILED, "the bytes were not brought over"))
+            candidate = _candidate(lost, quarantine=None, node_draining=False)
+            part.verdict = part.verdict.after(_ask(part.terms, candidate, part.passage.conditions))
+            part.passes = False
+
+
 def _is_leased(part: _Part) -> bool:
     """Tell whether a part gets a lease, be it only to see what would have become of it on a route that shadows."""
     return part.verdict.failure is None or (part.passage.shadows and part.verdict.would_pass)
 
 
-def _candidate(found: Payload | Tombstone | None, *, quarantine: str | None, node_draining: bool) -> Candidate:
+def _candidate(found: Found, *, quarantine: str | None, node_draining: bool) -> Candidate:
+    if isinstance(found, Foreign):
+        return Candidate(
+            node_draining=node_draining,
+            known=found.known,
+            ended=found.ended,
+            ended_detail=found.detail,
+            descriptor=found.descriptor,
+            quarantine=quarantine,
+        )
     if isinstance(found, Tombstone):
         return Candidate(
             node_draining=node_draining,
@@ -292,7 +354,7 @@ def _layout(parts: Sequence[_Part]) -> AttentionLayout | None:
 
 def _part_record(part: _Part) -> PartRecord:
     found = part.found
-    descriptor = found.descriptor if isinstance(found, Payload) else None
+    descriptor = found.descriptor if isinstance(found, Payload | Foreign) else None
     conditions = part.passage.conditions
     record = PartRecord(
         reference=part.terms.reference if found is None else found.reference,

@@ -11,27 +11,40 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.catalog import RoutePolicy
-from kvbridge.core.descriptor import PayloadSpec
-from kvbridge.core.errors import UnavailableError, WrongStateError
+from kvbridge.core.descriptor import PayloadReference, PayloadSpec
+from kvbridge.core.errors import InvalidFieldError, UnavailableError, WrongStateError
+from kvbridge.core.gate import AcquireTerms
+from kvbridge.core.handoff_reference import SCHEME, HandoffReference, is_handoff_reference
 from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Committed, Grant, Ledger, LedgerLimits, Page, Payload, Rejected, Usage
 from kvbridge.core.plan import check_plan
+from kvbridge.core.reasons import Reason
+from kvbridge.link.port import NoPeers, Peers
 from kvbridge.memory.arena import ArenaSnapshot, HostArena
 from kvbridge.node.acquiring import Acquiring, Acquisition
 from kvbridge.node.answers import HandoffAnswer
 from kvbridge.node.background import Background
 from kvbridge.node.breakers import Breakers
-from kvbridge.node.byte_checks import ByteChecks
+from kvbridge.node.byte_checks import NODE_CLIENT_ID, ByteChecks
 from kvbridge.node.catalog import CatalogKeeper
+from kvbridge.node.containment import Containment
 from kvbridge.node.costs import CostKeeper
+from kvbridge.node.fetching import Fetching
 from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, Client, Sessions
 from kvbridge.node.journal import Journal
+from kvbridge.node.lending import Lent, Refused, lend
+from kvbridge.node.observation import Observation
+from kvbridge.node.replicas import ReplicaLimits, Replicas
 from kvbridge.node.reports import Reports
 from kvbridge.node.surroundings import Surroundings
 from kvbridge.node.tenancy import Tenancy
+from kvbridge.node.traffic import Traffic
+from kvbridge.node.upload import Upload
 from kvbridge.node.verification import Verifier
 from kvbridge.wire import Seal
 
@@ -52,10 +65,11 @@ class Bridge:
         self,
         config: BridgeConfig,
         *,
+        peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_token: Callable[[], str] = lambda: secrets.token_urlsafe(_TOKEN_BYTES),
     ) -> None:
-        """Make the default tenant's arena; `clock` gives monotonic seconds.
+        """Make the default tenant's arena; `peers` are the other nodes, and `clock` gives monotonic seconds.
 
         Raises:
             ArenaUnavailableError: the host cannot give the configured memory.
@@ -71,19 +85,29 @@ class Bridge:
         self._tenancies = {DEFAULT_TENANT: self._new_tenancy(DEFAULT_TENANT)}
         self._background = Background()
         self._housekeeper: asyncio.Task[None] | None = None
+        self.traffic = Traffic()
         self.journal = Journal(config.journal_records_max)
         self.catalog = CatalogKeeper(config.catalog, config.catalog_poll_seconds, built_in=_default_policy(config))
         self.breakers = Breakers(config.breakers_max)
         self.costs = CostKeeper(config.node_id)
         self.reports = Reports(clock=clock, journal=self.journal, breakers=self.breakers, costs=self.costs)
+        self.containment = Containment(config, self._tenancies, clock=clock)
+        self.replicas = self._new_replicas(peers or NoPeers())
         self._acquiring = Acquiring(
             clock=clock,
-            surroundings=Surroundings(catalog=self.catalog, breakers=self.breakers, costs=self.costs),
+            surroundings=Surroundings(
+                catalog=self.catalog,
+                breakers=self.breakers,
+                costs=self.costs,
+                quarantines=self.containment.quarantines,
+            ),
             byte_checks=ByteChecks(
                 clock=clock, verifier=self._verifier, costs=self.costs.checks, background=self._background
             ),
+            fetching=Fetching(clock=clock, replicas=self.replicas),
             journal=self.journal,
         )
+        self.observation = Observation(self)
 
     def __repr__(self) -> str:
         """Show what the node holds."""
@@ -96,16 +120,20 @@ class Bridge:
 
         Raises:
             CatalogFileError: the catalog's file holds what cannot run.
+            QuarantineFileError: the file of quarantines cannot be read or written.
         """
+        self.containment.quarantines.load()
         await self.catalog.start()
+        self.observation.start()
         self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="kvbridge-housekeeping")
         self._housekeeper.add_done_callback(_report_failure)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Give no new leases, wait for the live ones, and tell whether all came home in time."""
         self.draining = True
+        self.containment.drain(timeout_seconds)
         ends_at = self._clock() + timeout_seconds
-        while any(usage.leases for usage in self._usages()):
+        while any(usage.leases for usage in self.usages()):
             if self._clock() >= ends_at:
                 return False
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
@@ -119,6 +147,8 @@ class Bridge:
             await asyncio.gather(self._housekeeper, return_exceptions=True)
         await self.catalog.close()
         await self._background.settle()
+        await self.observation.close()
+        await self.replicas.close()
         self._verifier.close()
         for tenancy in self._tenancies.values():
             tenancy.close()
@@ -132,6 +162,7 @@ class Bridge:
             WrongStateError: the client does not map the arena and must upload instead.
             SessionEndedError: the client is gone.
             UnavailableError: the node is shutting down.
+            InvalidFieldError: a source that it derives from is not named exactly.
             MemoryExhaustedError: no slot can be had; consumers are told so under the spec's key.
             LimitExceededError: a limit is reached.
         """
@@ -141,14 +172,18 @@ class Bridge:
 
     def reserve_for_stream(self, client: Client, spec: PayloadSpec) -> Grant:
         """Lend a slot that the node itself writes into on the client's behalf; errors as for `reserve`."""
+        require_plain_key(client, spec)
         if self.draining:
             raise UnavailableError("the node is shutting down and takes no new payloads")
         self.sessions.require_alive(client)
+        self.containment.quarantines.require_followable(spec)
         slot_bytes = slot_layout(spec.geometry, spec.capacity_tokens).slot_bytes
         with self._tenancy(client).ledger() as ledger:
-            return ledger.reserve(
+            grant = ledger.reserve(
                 now=self._clock(), client_id=client.client_id, attached=True, spec=spec, slot_bytes=slot_bytes
             )
+            self.containment.quarantines.reserved(client, grant, spec)
+        return grant
 
     async def commit(self, client: Client, token: str, seal: Seal) -> Committed | Rejected:
         """Seal what was written, check it, and make it available.
@@ -192,9 +227,31 @@ class Bridge:
             SessionEndedError: the client is gone.
             LimitExceededError: the client or the node has too many references.
         """
+        asked = replace(asked, parts=tuple(self._by_own_name(terms) for terms in asked.parts))
         check_plan(asked.parts)
         self.sessions.require_alive(asked.client)
-        return await self._acquiring.acquire(asked, self._tenancy(asked.client), node_draining=self.draining)
+        answer = await self._acquiring.acquire(asked, self._tenancy(asked.client), node_draining=self.draining)
+        self.containment.handed(asked.client, answer)
+        return answer
+
+    def lend(self, client: Client, tenant: str, reference: PayloadReference) -> Lent | Refused:
+        """Lease a payload to another node, or say why it cannot be had.
+
+        Raises:
+            LimitExceededError: the other node has too many references.
+        """
+        if tenant not in self._tenancies:
+            return Refused(
+                reason=Reason.PAYLOAD_UNKNOWN, detail="the owner knows nothing under this key and generation"
+            )
+        return lend(
+            self._tenancies[tenant],
+            client,
+            reference,
+            clock=self._clock,
+            quarantine=partial(self.containment.quarantines.problem, tenant),
+            node_draining=self.draining,
+        )
 
     def payload_of_lease(self, client: Client, token: str) -> tuple[Payload, memoryview]:
         """Return a leased payload and its slot's bytes, which are safe to read until the next await.
@@ -217,7 +274,9 @@ class Bridge:
             NotYoursError: one belongs to another client; none is renewed.
         """
         with self._tenancy(client).ledger() as ledger:
-            return ledger.renew(now=self._clock(), client_id=client.client_id, tokens=tokens)
+            ttls = ledger.renew(now=self._clock(), client_id=client.client_id, tokens=tokens)
+        self.containment.renewed(client, tokens, ttls)
+        return ttls
 
     def release(self, client: Client, tokens: Sequence[str]) -> set[str]:
         """Return references, all or none, and tell which had already expired.
@@ -228,11 +287,13 @@ class Bridge:
         """
         with self._tenancy(client).ledger() as ledger:
             expired = ledger.release(now=self._clock(), client_id=client.client_id, tokens=tokens)
+        self.containment.returned(client, tokens)
         self.breakers.returned(set(tokens) - expired, now=self._clock())
         return expired
 
     def end_client(self, client: Client) -> None:
         """Take back everything from a client that is gone."""
+        self.containment.watchers.end_client(client.client_id)
         with self._tenancy(client).ledger() as ledger:
             returned = ledger.end_client(now=self._clock(), client_id=client.client_id)
         _log.info("client ended", extra={"tenant": client.tenant, "references_returned": returned})
@@ -252,6 +313,14 @@ class Bridge:
         tenancy = self._tenancy(client)
         with tenancy.ledger() as ledger:
             return ledger.usage(), tenancy.arena.snapshot()
+
+    def usages(self) -> list[Usage]:
+        """Return where the bytes of every tenant's arena are."""
+        usages = []
+        for tenancy in self._tenancies.values():
+            with tenancy.ledger() as ledger:
+                usages.append(ledger.usage())
+        return usages
 
     def payloads(self, client: Client, *, key_prefix: str, page_size: int, cursor: int | None) -> Page:
         """Return a page of the client's tenant's payloads, newest first."""
@@ -273,6 +342,33 @@ class Bridge:
         return self._clock() - self._started_at
 
     # Inside
+
+    def _by_own_name(self, terms: AcquireTerms) -> AcquireTerms:
+        """Return the terms with this node's own name for a payload that is asked for by its name on every node."""
+        key = terms.reference.key
+        if not is_handoff_reference(key):
+            return terms
+        named = HandoffReference.parse(key)
+        if named.node_id == self.config.node_id:
+            return replace(terms, reference=named.payload)
+        return replace(terms, reference=PayloadReference(key=key, generation=0))
+
+    def _new_replicas(self, peers: Peers) -> Replicas:
+        config = self.config
+        limits = ReplicaLimits(
+            open_seconds_max=config.peer_open_seconds,
+            pull_seconds_max=config.peer_pull_seconds,
+            stall_seconds_max=config.peer_stall_seconds,
+        )
+        return Replicas(
+            node_id=config.node_id,
+            peers=peers,
+            limits=limits,
+            new_upload=partial(Upload, self),
+            release=self.release,
+            costs=self.costs,
+            background=self._background,
+        )
 
     def _tenancy(self, client: Client) -> Tenancy:
         return self._tenancies[client.tenant]
@@ -308,17 +404,19 @@ class Bridge:
                 tenancy.slot(payload.slot), descriptor, level=descriptor.verified, zero_padding=True
             )
         with tenancy.ledger() as ledger:
-            return ledger.finish_commit(
+            outcome = ledger.finish_commit(
                 now=self._clock(),
                 payload_id=payload.payload_id,
                 layer_digests=finding.layer_digests,
-                failure=finding.failure,
+                failure=finding.failure or self.containment.quarantines.commit_failure(tenancy.tenant, payload),
                 hold=hold,
             )
+        self.traffic.note_commit(outcome)
+        return outcome
 
     async def _keep_house(self) -> None:
         while True:
-            pause = _HOUSEKEEPING_SECONDS_MAX
+            pause = min(_HOUSEKEEPING_SECONDS_MAX, self.containment.advance())
             for tenancy in self._tenancies.values():
                 with tenancy.ledger() as ledger:
                     now = self._clock()
@@ -327,12 +425,15 @@ class Bridge:
                 pause = 0.0 if more else pause if due is None else min(pause, max(due - now, 0.0))
             await asyncio.sleep(pause)
 
-    def _usages(self) -> list[Usage]:
-        usages = []
-        for tenancy in self._tenancies.values():
-            with tenancy.ledger() as ledger:
-                usages.append(ledger.usage())
-        return usages
+
+def require_plain_key(client: Client, spec: PayloadSpec) -> None:
+    """Refuse to publish under a name that means a payload of another node, unless the node itself does.
+
+    Raises:
+        InvalidFieldError: naming `key`.
+    """
+    if is_handoff_reference(spec.key) and client.client_id != NODE_CLIENT_ID:
+        raise InvalidFieldError("key", f"must not start with {SCHEME}, which names payloads of other nodes")
 
 
 def _default_policy(config: BridgeConfig) -> RoutePolicy:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from kvbridge.core.descriptor import PayloadReference, PayloadSpec
 from kvbridge.core.errors import BridgeError, InvalidFieldError, UnknownReferenceError
 from kvbridge.core.events import PayloadQuarantined, PayloadRevoked
-from kvbridge.core.ledger import Grant, Ledger, Payload, PayloadEnded, Tombstone
+from kvbridge.core.ledger import Grant, Ledger, Payload, PayloadEnded
 from kvbridge.core.ledger.states import PENDING_STATES
 from kvbridge.core.provenance import Provenance, ProvenanceLimits, Receipt
 from kvbridge.core.quarantine import Quarantine, Quarantines, Target, Touched
 from kvbridge.core.reasons import Reason
-from kvbridge.core.tags import AlignerTag
+from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.node.answers import HandoffAnswer, Leased
 from kvbridge.node.identity import Client
 from kvbridge.node.quarantine_file import QuarantineFile, QuarantineFileError
@@ -150,7 +150,8 @@ class QuarantineKeeper:
 
     def commit_failure(self, tenant: str, payload: Payload) -> tuple[Reason, str] | None:
         """Say why a payload may not be committed, if so."""
-        problem = self.problem(tenant, payload, None)
+        spec = payload.spec
+        problem = self.problem(tenant, payload.reference, spec.model, spec.aligner, spec.derived_from)
         return None if problem is None else (Reason.QUARANTINED, problem)
 
     def handed(self, client: Client, answer: HandoffAnswer) -> None:
@@ -175,13 +176,16 @@ class QuarantineKeeper:
 
     # What the gate asks
 
-    def problem(self, tenant: str, found: Payload | Tombstone, aligner: AlignerTag | None) -> str | None:
-        """Say what about a payload is quarantined, or None; `aligner` is what the consumer would apply to it."""
-        book = self._books[tenant]
-        if isinstance(found, Tombstone):
-            return book.problem(found.reference, found.model, aligner, ())
-        spec = found.spec
-        return book.problem(found.reference, spec.model, spec.aligner or aligner, spec.derived_from)
+    def problem(
+        self,
+        tenant: str,
+        reference: PayloadReference,
+        model: ModelTag,
+        aligner: AlignerTag | None,
+        derived_from: Iterable[PayloadReference],
+    ) -> str | None:
+        """Say what about a payload, or the aligner that it went or will go through, is quarantined, or None."""
+        return self._books[tenant].problem(reference, model, aligner, derived_from)
 
     # What people do
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference, PayloadSpec, Verification
-from kvbridge.core.errors import BridgeError, MemoryExhaustedError
-from kvbridge.core.handoff_reference import HandoffReference
-from kvbridge.core.ledger import Rejected
+from kvbridge.core.errors import BridgeError, MemoryExhaustedError, UnknownReferenceError
+from kvbridge.core.handoff_reference import HandoffReference, is_handoff_reference
+from kvbridge.core.ledger import Grant, Rejected
 from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import ModelTag
 from kvbridge.core.tokens import TokenSequence
@@ -104,6 +105,8 @@ class Visit:
         self._opened: Opened | None = None
         self._looking: asyncio.Task[Foreign] | None = None
         self._pulling: asyncio.Task[Failure | None] | None = None
+        self._client = Client(client_id=NODE_CLIENT_ID, tenant=tenant, attached=False)
+        self._hold: Grant | None = None
         self.users = 0
 
     async def look(self, seconds_left: float | None) -> Foreign:
@@ -124,10 +127,13 @@ class Visit:
         return Reason.TRANSFER_TIMEOUT, "the bytes did not arrive before the caller's deadline"
 
     async def end(self) -> None:
-        """Give the owner's lease back once nothing needs it any more."""
+        """Give back the owner's lease and the hold on the replica once nothing needs them any more."""
         for task in (self._looking, self._pulling):
             if task is not None:
                 await asyncio.wait({task})
+        if self._hold is not None:
+            with suppress(UnknownReferenceError):
+                self._host.release(self._client, [self._hold.token])
         if self._opened is not None and self._peer is not None:
             await self._peer.release(self._opened.lease_token, seconds_max=_RELEASE_SECONDS_MAX)
 
@@ -188,17 +194,22 @@ class Visit:
 
     async def _receive(self, opened: Opened) -> Failure | None:
         descriptor = opened.descriptor
-        client = Client(client_id=NODE_CLIENT_ID, tenant=self._tenant, attached=False)
-        with self._host.new_upload(client, _spec(self._key, opened), descriptor.valid_length) as upload:
+        with self._host.new_upload(
+            self._client, _spec(self._key, opened, self._reference.node_id), descriptor.valid_length
+        ) as upload:
             await self._write(upload, opened)
             outcome = await upload.finish(
                 Seal(
                     valid_length=descriptor.valid_length,
                     layer_digests=descriptor.layer_digests,
                     verification=Verification.DIGEST,
+                    hold=True,
                 )
             )
-        return (Reason.TRANSFER_FAILED, outcome.detail) if isinstance(outcome, Rejected) else None
+        if isinstance(outcome, Rejected):
+            return Reason.TRANSFER_FAILED, outcome.detail
+        self._hold = outcome.hold
+        return None
 
     async def _write(self, upload: Upload, opened: Opened) -> None:
         assert self._peer is not None, self._key
@@ -226,13 +237,15 @@ class Replicas:
         peers: Peers,
         limits: ReplicaLimits,
         new_upload: NewUpload,
+        release: Callable[[Client, Sequence[str]], object],
         costs: CostKeeper,
         background: Background,
     ) -> None:
-        """Visit `peers` on behalf of the node `node_id`."""
+        """Visit `peers` on behalf of the node `node_id`, which takes uploads and releases from itself."""
         self.node_id = node_id
         self.limits = limits
         self.new_upload = new_upload
+        self.release = release
         self.costs = costs
         self.background = background
         self._peers = peers
@@ -264,7 +277,14 @@ class Replicas:
         await self._peers.close()
 
 
-def _spec(key: str, opened: Opened) -> PayloadSpec:
+def _everywhere(owner: str, reference: PayloadReference) -> PayloadReference:
+    """Return the name by which this node knows a payload of `owner`."""
+    if is_handoff_reference(reference.key):
+        return reference
+    return PayloadReference(key=str(HandoffReference(node_id=owner, payload=reference)), generation=1)
+
+
+def _spec(key: str, opened: Opened, owner: str) -> PayloadSpec:
     descriptor = opened.descriptor
     return PayloadSpec(
         key=key,
@@ -274,7 +294,7 @@ def _spec(key: str, opened: Opened) -> PayloadSpec:
         first_position=descriptor.first_position,
         tokens=descriptor.tokens,
         fallback=opened.fallback,
-        derived_from=descriptor.derived_from,
+        derived_from=tuple(_everywhere(owner, reference) for reference in descriptor.derived_from),
         aligner=descriptor.aligner,
         media=descriptor.media,
     )

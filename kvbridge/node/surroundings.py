@@ -5,22 +5,29 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from kvbridge.core.breaker import Admission, AdmissionKind
 from kvbridge.core.catalog import Catalog, RouteMode, RoutePolicy
-from kvbridge.core.descriptor import PayloadDescriptor, Verification
+from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, Verification
 from kvbridge.core.gate import AcquireTerms, AlignerStanding, Conditions, Costs
 from kvbridge.core.journal import HandoffRecord, RouteKey
 from kvbridge.core.ledger import Grant, Payload, Tombstone
 from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.node.breakers import Breakers
 from kvbridge.node.costs import CostKeeper
+from kvbridge.node.replicas import Foreign
 
 _SHARE_BYTES = 8
 _SHARE_STEPS = 1 << 53
 """As many as a float tells apart in [0, 1)."""
 _SHARE_SURPLUS_BITS = 8 * _SHARE_BYTES - 53
+
+
+Found: TypeAlias = Payload | Tombstone | Foreign | None
+"""What there is under a key: here, or on another node."""
+NOT_HERE = -1
+"""Stands for the payload id of what is on another node."""
 
 
 class RunningCatalog(Protocol):
@@ -67,28 +74,43 @@ class Circumstances:
     """What the caller's deadline leaves; None if it has none."""
 
 
+class QuarantinesInForce(Protocol):
+    """What is quarantined at the moment."""
+
+    def problem(
+        self,
+        tenant: str,
+        reference: PayloadReference,
+        model: ModelTag,
+        aligner: AlignerTag | None,
+        derived_from: Iterable[PayloadReference],
+    ) -> str | None:
+        """Return what about a payload, or the aligner that it went or will go through, is quarantined, or None."""
+
+
 class Surroundings:
     """Everything that the gate asks about but the payload itself."""
 
-    def __init__(self, *, catalog: RunningCatalog, breakers: Breakers, costs: CostKeeper) -> None:
+    def __init__(
+        self, *, catalog: RunningCatalog, breakers: Breakers, costs: CostKeeper, quarantines: QuarantinesInForce
+    ) -> None:
         """Gather from these."""
+        self._quarantines = quarantines
         self._catalog = catalog
         self._breakers = breakers
         self._costs = costs
 
-    def passage(
-        self, terms: AcquireTerms, found: Payload | Tombstone | None, made: Circumstances, *, now: float
-    ) -> Passage:
+    def passage(self, terms: AcquireTerms, found: Found, made: Circumstances, *, now: float) -> Passage:
         """Return what holds for one part."""
         kill_switch = self._catalog.kill_switch_reason()
-        if found is None:
+        source = _source(found)
+        if found is None or source is None:
             return Passage(conditions=Conditions(kill_switch=kill_switch))
         catalog = self._catalog.catalog
-        source = _source(found)
         route = catalog.route_for(source, terms.model, terms.edge)
         key = RouteKey(route=route.name, source=source, target=terms.model, edge=terms.edge)
         admission = self._breakers.admit(key, route.policy.breaker, now=now)
-        descriptor = found.descriptor if isinstance(found, Payload) else None
+        descriptor = None if isinstance(found, Tombstone) else found.descriptor
         target = catalog.model(terms.model)
         conditions = Conditions(
             kill_switch=kill_switch,
@@ -102,7 +124,22 @@ class Surroundings:
             aligner=_standing(catalog, _claimed(descriptor, terms)),
             costs=self._costs_of(found, terms, made, route.policy),
         )
-        return Passage(conditions=conditions, route=key, trial=admission.kind is AdmissionKind.TRIAL)
+        return Passage(
+            conditions=conditions,
+            quarantine=self.quarantine(terms, found, made.tenant),
+            route=key,
+            trial=admission.kind is AdmissionKind.TRIAL,
+        )
+
+    def quarantine(self, terms: AcquireTerms, found: Payload | Tombstone | Foreign, tenant: str) -> str | None:
+        """Return what about a payload, or the aligner that the consumer will apply to it, is quarantined, or None."""
+        source = _source(found)
+        if source is None:
+            return None
+        descriptor = None if isinstance(found, Tombstone) else found.descriptor
+        derived_from = () if descriptor is None else descriptor.derived_from
+        aligner = _claimed(descriptor, terms)
+        return self._quarantines.problem(tenant, found.reference, source, aligner, derived_from)
 
     def forgo(self, passages: Iterable[Passage], *, now: float) -> None:
         """Give up trials that do not take place."""
@@ -118,18 +155,19 @@ class Surroundings:
                 self._breakers.trial_began(part.route, lease_token=grant.token, handoff_id=record.handoff_id)
 
     def _costs_of(
-        self, found: Payload | Tombstone, terms: AcquireTerms, made: Circumstances, policy: RoutePolicy
+        self, found: Payload | Tombstone | Foreign, terms: AcquireTerms, made: Circumstances, policy: RoutePolicy
     ) -> Costs:
         if isinstance(found, Tombstone) or found.descriptor is None:
             return Costs(deadline_seconds=made.deadline_seconds)
         return self._costs.costs(
-            (made.tenant, found.payload_id),
+            (made.tenant, NOT_HERE if isinstance(found, Foreign) else found.payload_id),
             found.descriptor,
             consumer=terms.model,
             attached=made.attached,
             policy=policy,
             verification=made.verification,
             deadline_seconds=made.deadline_seconds,
+            owner=found.owner if isinstance(found, Foreign) else None,
         )
 
 
@@ -140,8 +178,10 @@ def canary_share(route: str, terms: AcquireTerms) -> float:
     return (int.from_bytes(digest, "big") >> _SHARE_SURPLUS_BITS) / _SHARE_STEPS
 
 
-def _source(found: Payload | Tombstone) -> ModelTag:
-    return found.model if isinstance(found, Tombstone) else found.spec.model
+def _source(found: Found) -> ModelTag | None:
+    if isinstance(found, Payload):
+        return found.spec.model
+    return None if found is None else found.model
 
 
 def _claimed(descriptor: PayloadDescriptor | None, terms: AcquireTerms) -> AlignerTag | None:

@@ -15,9 +15,11 @@ from kvbridge.core.catalog.texts import require_text
 from kvbridge.core.errors import InvalidFieldError, LimitExceededError
 from kvbridge.node.catalog import CatalogKeeper
 from kvbridge.node.identity import Sessions
+from kvbridge.node.quarantines import QuarantineKeeper
 from kvbridge.server.answers import Answers
 from kvbridge.server.calls import caller
 from kvbridge.server.pages import decode_page_token, encode_page_token
+from kvbridge.server.quarantine import QuarantineMethods
 from kvbridge.v1 import catalog_service_pb2 as pb
 from kvbridge.v1.catalog_service_pb2_grpc import CatalogServiceServicer
 from kvbridge.wire import encode_aligner_tag, encode_duration
@@ -53,8 +55,8 @@ _Entry = TypeVar("_Entry")
 _Listed = TypeVar("_Listed", bound=Message)
 
 
-class CatalogServicer(CatalogServiceServicer):
-    """Shows and changes what is declared; quarantines are served elsewhere."""
+class CatalogServicer(QuarantineMethods, CatalogServiceServicer):
+    """Shows and changes what is declared."""
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class CatalogServicer(CatalogServiceServicer):
         sessions: Sessions,
         answers: Answers,
         *,
+        quarantines: QuarantineKeeper,
         message_bytes_max: int,
         breaker_of: BreakerOf = lambda _: ("CLOSED", ""),
     ) -> None:
@@ -69,6 +72,7 @@ class CatalogServicer(CatalogServiceServicer):
         self._keeper = keeper
         self._sessions = sessions
         self._answers = answers
+        self._quarantines = quarantines
         self._message_bytes_max = message_bytes_max
         self._breaker_of = breaker_of
 

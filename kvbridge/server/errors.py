@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 
 from kvbridge.core import errors
 from kvbridge.node.identity import SessionEndedError
+from kvbridge.node.quarantines import NotPersistedError
 
 ERROR_DOMAIN = "kvbridge"
 """Domain of every `google.rpc.ErrorInfo` that a node sends."""
@@ -49,6 +50,7 @@ _ROWS: tuple[tuple[type[errors.BridgeError], int, str, _Details], ...] = (
     (errors.UnavailableError, code_pb2.UNAVAILABLE, "DRAINING", _retry_details),
     (errors.TooLateError, code_pb2.DEADLINE_EXCEEDED, "TOO_LATE", lambda _: []),
     (SessionEndedError, code_pb2.UNAUTHENTICATED, "SESSION_ENDED", lambda _: []),
+    (NotPersistedError, code_pb2.INTERNAL, "NOT_PERSISTED", lambda _: []),
 )
 
 

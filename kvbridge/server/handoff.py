@@ -17,6 +17,7 @@ from kvbridge.server.calls import caller, require_time, time_remaining
 from kvbridge.server.outcomes import encode_outcome
 from kvbridge.server.reports import take_report
 from kvbridge.server.terms import decode_acquisition, encode_layout
+from kvbridge.server.watch import WatchMethods
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceServicer
@@ -39,7 +40,7 @@ TOKENS_PER_CALL_MAX = 10_000
 _Context: TypeAlias = aio.ServicerContext[Any, Any]
 
 
-class HandoffServicer(HandoffServiceServicer):
+class HandoffServicer(WatchMethods, HandoffServiceServicer):
     """Publishes, acquires and releases payloads; `kvbridge.server.bulk` has the methods that carry bytes."""
 
     def __init__(self, bridge: Bridge, answers: Answers) -> None:

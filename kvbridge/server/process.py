@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -19,20 +20,24 @@ from grpc_reflection.v1alpha import reflection
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.errors import BridgeError
+from kvbridge.link.grpc_peer import StaticPeers
 from kvbridge.memory.descriptor_port import DescriptorSocketLimits
 from kvbridge.memory.descriptor_socket import DescriptorServer
 from kvbridge.node.attachments import AttachmentPort
 from kvbridge.node.bridge import Bridge
+from kvbridge.observe.metrics_server import MetricsServer
 from kvbridge.server.answers import Answers
 from kvbridge.server.bulk import BulkServicer
 from kvbridge.server.catalog import CatalogServicer
 from kvbridge.server.handoff import HandoffServicer
 from kvbridge.server.inspect import InspectServicer
 from kvbridge.server.interceptor import ErrorInterceptor
+from kvbridge.server.peers import PeerServicer
 from kvbridge.v1 import catalog_service_pb2, handoff_service_pb2, inspect_service_pb2
 from kvbridge.v1.catalog_service_pb2_grpc import add_CatalogServiceServicer_to_server
 from kvbridge.v1.handoff_service_pb2_grpc import add_HandoffServiceServicer_to_server
 from kvbridge.v1.inspect_service_pb2_grpc import add_InspectServiceServicer_to_server
+from kvbridge.v1.peer_service_pb2_grpc import add_PeerServiceServicer_to_server
 
 HealthServicer: TypeAlias = Any
 """The asynchronous health servicer, which the stubs do not know."""
@@ -44,6 +49,7 @@ _SERVICES = (
     inspect_service_pb2.DESCRIPTOR.services_by_name["InspectService"].full_name,
     catalog_service_pb2.DESCRIPTOR.services_by_name["CatalogService"].full_name,
 )
+_NODE_NAME_BYTES = 24
 _STOP_GRACE_SECONDS = 1.0
 _KEEPALIVE_MILLISECONDS = 20_000
 _PRIVATE_DIRECTORY_MODE = 0o700
@@ -64,6 +70,8 @@ class Endpoints:
     """Path of the descriptor socket."""
     tcp_port: int | None
     """Port on the configured TCP host; None if there is none."""
+    metrics_port: int | None
+    """Port for scrapes of metrics; None if there is none."""
 
 
 @asynccontextmanager
@@ -77,7 +85,11 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         CatalogFileError: the catalog's file holds what cannot run.
     """
     Path(config.socket).parent.mkdir(mode=_PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
-    bridge = Bridge(config)
+    peers = StaticPeers(
+        config.peer_targets(), client_name=f"node.{config.node_id}.{secrets.token_urlsafe(_NODE_NAME_BYTES)}"
+    )
+    bridge = Bridge(config, peers=peers)
+    metrics = MetricsServer(bridge.observation.metrics.registry, is_serving=lambda: not bridge.draining)
     descriptors = DescriptorServer(
         config.descriptor_socket,
         AttachmentPort(bridge),
@@ -87,19 +99,30 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         # The descriptor socket comes first: it finds out whether another node lives here before anything is replaced.
         await descriptors.start()
         await bridge.start()
+        metrics_port = await _start_metrics(metrics, config.metrics_listen)
         server, healthy, tcp_port = _build_server(bridge)
         await server.start()
         try:
             await _set_serving(healthy)
-            yield bridge, Endpoints(socket=config.socket, descriptor_socket=config.descriptor_socket, tcp_port=tcp_port)
+            yield (
+                bridge,
+                Endpoints(
+                    socket=config.socket,
+                    descriptor_socket=config.descriptor_socket,
+                    tcp_port=tcp_port,
+                    metrics_port=metrics_port,
+                ),
+            )
         finally:
             await healthy.enter_graceful_shutdown()
             if not await bridge.drain(config.drain_seconds):
                 _log.warning("leases were still live at the end of the drain")
+            bridge.containment.watchers.close()
             await server.stop(_STOP_GRACE_SECONDS)
             _remove_socket(config.socket)
     finally:
         await descriptors.close()
+        await metrics.close()
         await bridge.close()
 
 
@@ -117,6 +140,7 @@ async def serve(config: BridgeConfig) -> None:
                 "node": config.node_id,
                 "socket": endpoints.socket,
                 "tcp_port": endpoints.tcp_port,
+                "metrics_port": endpoints.metrics_port,
                 "arena_bytes": config.arena_bytes,
                 "epoch": bridge.epoch,
             },
@@ -144,16 +168,17 @@ def _build_server(bridge: Bridge) -> tuple[aio.Server, HealthServicer, int | Non
     server.add_generic_rpc_handlers((_bulk_handlers(BulkServicer(bridge, answers)),))
     handoff = HandoffServicer(bridge, answers)  # type: ignore[abstract] # its bulk methods are the ones above
     add_HandoffServiceServicer_to_server(handoff, server)
-    catalog = CatalogServicer(  # type: ignore[abstract] # quarantines are to come
+    catalog = CatalogServicer(
         bridge.catalog,
         bridge.sessions,
         answers,
+        quarantines=bridge.containment.quarantines,
         message_bytes_max=config.message_bytes_max,
         breaker_of=bridge.breakers.of_route,
     )
     add_CatalogServiceServicer_to_server(catalog, server)
-    inspect = InspectServicer(bridge)  # type: ignore[abstract] # explanations are to come
-    add_InspectServiceServicer_to_server(inspect, server)
+    add_PeerServiceServicer_to_server(PeerServicer(bridge, answers), server)
+    add_InspectServiceServicer_to_server(InspectServicer(bridge), server)
     healthy: HealthServicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     if config.reflection:
@@ -177,6 +202,13 @@ def _bind(server: aio.Server, config: BridgeConfig) -> int | None:
     with _umask(_PRIVATE_UMASK):
         _add_port(server, f"unix:{config.socket}")
     return _add_port(server, config.listen) if config.listen else None
+
+
+async def _start_metrics(metrics: MetricsServer, address: str) -> int | None:
+    try:
+        return await metrics.start(address) if address else None
+    except OSError as error:
+        raise BindError(f"cannot listen on {address} for metrics: {error.strerror or error}") from error
 
 
 def _add_port(server: aio.Server, address: str) -> int:

@@ -1,0 +1,93 @@
+"""An owner's answer to another node that wants to replicate a payload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference
+from kvbridge.core.ledger import Grant, Payload, Tombstone
+from kvbridge.core.reasons import Reason
+from kvbridge.core.tags import AlignerTag, ModelTag
+from kvbridge.core.tokens import TokenSequence
+from kvbridge.node.identity import Client
+from kvbridge.node.tenancy import Tenancy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """A lease for the other node."""
+
+    grant: Grant
+    """The lease."""
+    descriptor: PayloadDescriptor
+    """What was leased."""
+    fallback: FallbackText
+    """What consumers take instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Why there is nothing to lease."""
+
+    reason: Reason
+    """What consumers are told."""
+    detail: str
+    """The same for people."""
+    fallback: FallbackText = field(default_factory=FallbackText)
+    """What consumers take instead."""
+    tokens: TokenSequence | None = None
+    """The payload's tokens, if they are known."""
+    model: ModelTag | None = None
+    """Who computed it, or was to; None if that is not known."""
+
+
+UNKNOWN = Refused(reason=Reason.PAYLOAD_UNKNOWN, detail="the owner knows nothing under this key and generation")
+"""What is told of payloads that never were, were forgotten, or are another tenant's."""
+
+
+def lend(
+    tenancy: Tenancy,
+    client: Client,
+    reference: PayloadReference,
+    *,
+    clock: Callable[[], float],
+    quarantine: Callable[[PayloadReference, ModelTag, AlignerTag | None, tuple[PayloadReference, ...]], str | None],
+    node_draining: bool,
+) -> Lent | Refused:
+    """Lease a payload to another node; what its consumers make of it is for that node's gate to decide.
+
+    Raises:
+        LimitExceededError: the other node has too many references.
+    """
+    now = clock()
+    with tenancy.ledger() as ledger:
+        found = ledger.find(now=now, key=reference.key, generation=reference.generation)
+        if node_draining:
+            return _refused(found, Reason.DRAINING, "the owner is shutting down")
+        if found is None:
+            return UNKNOWN
+        contaminated = quarantine(*_origin(found))
+        if contaminated is not None:
+            return _refused(found, Reason.QUARANTINED, contaminated)
+        if isinstance(found, Tombstone):
+            return _refused(found, found.reason, found.detail)
+        if found.committed_at is None or found.descriptor is None:
+            return _refused(found, Reason.PAYLOAD_NOT_READY, "the producer has not committed it yet")
+        grant = ledger.lease(now=now, client_id=client.client_id, attached=False, payload_id=found.payload_id)
+        return Lent(grant=grant, descriptor=found.descriptor, fallback=found.fallback)
+
+
+def _refused(found: Payload | Tombstone | None, reason: Reason, detail: str) -> Refused:
+    if found is None:
+        return Refused(reason=reason, detail=detail)
+    model = found.model if isinstance(found, Tombstone) else found.spec.model
+    return Refused(reason=reason, detail=detail, fallback=found.fallback, tokens=found.tokens, model=model)
+
+
+def _origin(
+    found: Payload | Tombstone,
+) -> tuple[PayloadReference, ModelTag, AlignerTag | None, tuple[PayloadReference, ...]]:
+    if isinstance(found, Tombstone):
+        return found.reference, found.model, None, ()
+    return found.reference, found.spec.model, found.spec.aligner, found.spec.derived_from

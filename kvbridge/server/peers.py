@@ -1,0 +1,82 @@
+"""`PeerService`: what other nodes ask of this one."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from grpc import aio
+
+from kvbridge.core.errors import InvalidFieldError
+from kvbridge.node.bridge import Bridge
+from kvbridge.node.lending import Lent, Refused
+from kvbridge.server.answers import Answers
+from kvbridge.server.calls import caller, require_time
+from kvbridge.v1 import peer_service_pb2 as pb
+from kvbridge.v1.peer_service_pb2_grpc import PeerServiceServicer
+from kvbridge.wire import (
+    decode_reference,
+    encode_descriptor,
+    encode_duration,
+    encode_fallback,
+    encode_model_tag,
+    encode_reason,
+    encode_tokens,
+)
+from kvbridge.wire.payloads import require
+
+_Context: TypeAlias = aio.ServicerContext[Any, Any]
+
+
+class PeerServicer(PeerServiceServicer):
+    """Leases payloads to other nodes."""
+
+    def __init__(self, bridge: Bridge, answers: Answers) -> None:
+        """Serve `bridge`."""
+        self._bridge = bridge
+        self._answers = answers
+
+    async def OpenPayload(self, request: pb.OpenPayloadRequest, context: _Context) -> pb.OpenPayloadResponse:  # noqa: N802
+        """Lease a payload to another node, or say why it cannot."""
+        client = caller(self._bridge.sessions, context)
+
+        async def work() -> pb.OpenPayloadResponse:
+            require_time(context)
+            require(request.HasField("reference"), "reference")
+            reference = decode_reference(request.reference)
+            if not reference.generation:
+                raise InvalidFieldError("reference.generation", "is required")
+            answer = self._bridge.lend(client, request.tenant, reference)
+            owner = self._owner()
+            if isinstance(answer, Refused):
+                return pb.OpenPayloadResponse(closed=_encode_refused(answer), owner=owner)
+            return pb.OpenPayloadResponse(opened=_encode_lent(answer), owner=owner)
+
+        return await self._answers.once(client.client_id, request.request_id, request, work)
+
+    async def Ping(self, _: pb.PingRequest, context: _Context) -> pb.PingResponse:  # noqa: N802
+        """Tell who answers here."""
+        caller(self._bridge.sessions, context)
+        return self._owner()
+
+    def _owner(self) -> pb.PingResponse:
+        bridge = self._bridge
+        return pb.PingResponse(node_id=bridge.config.node_id, epoch=bridge.epoch, draining=bridge.draining)
+
+
+def _encode_lent(lent: Lent) -> pb.OpenedPayload:
+    return pb.OpenedPayload(
+        lease_token=lent.grant.token,
+        time_to_live=encode_duration(lent.grant.ttl_seconds),
+        descriptor=encode_descriptor(lent.descriptor, with_ids=True),
+        fallback=encode_fallback(lent.fallback),
+    )
+
+
+def _encode_refused(refused: Refused) -> pb.ClosedPayload:
+    return pb.ClosedPayload(
+        reason=encode_reason(refused.reason),
+        detail=refused.detail,
+        fallback=encode_fallback(refused.fallback),
+        tokens=None if refused.tokens is None else encode_tokens(refused.tokens),
+        model=None if refused.model is None else encode_model_tag(refused.model),
+    )
