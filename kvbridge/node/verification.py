@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 2 << 20
 """How much is digested and then scanned before the next bytes."""
 
 
