@@ -78,7 +78,7 @@ def _decode_terms(request: pb.AcquireRequest) -> AcquireTerms:
         aligner=decode_aligner_tag(request.aligner) if request.HasField("aligner") else None,
         edge=_label("edge", request.edge),
         depth=_at_most("depth", request.depth, DEPTH_MAX),
-        affinity=_label("affinity", request.affinity),
+        affinity=_label("affinity", request.affinity) or request.payloads[0].key,
     )
 
 
