@@ -68,6 +68,7 @@ class Upload:
         if ttl_seconds is None:
             raise UnknownReferenceError("chunk", "the upload was too slow and its reservation has expired")
         self._writer.write(chunk)
+        self._bridge.traffic.uploaded_bytes += chunk.nbytes
 
     async def finish(self, seal: Seal) -> Committed | Rejected:
         """Seal and check what was written; errors as for `Bridge.commit`.

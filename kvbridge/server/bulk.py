@@ -91,6 +91,7 @@ class BulkServicer:
             skip_bytes=wanted.offset_bytes,
         ):
             self._bridge.payload_of_lease(client, wanted.lease_token)
+            self._bridge.traffic.downloaded_bytes += sum(piece.nbytes for piece in pieces)
             yield encode_chunk(pieces, DOWNLOAD_CHUNK_TAG)
 
 

@@ -13,6 +13,7 @@ from kvbridge.core.ledger import Payload, PayloadState
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.identity import Client
 from kvbridge.server.calls import caller
+from kvbridge.server.explain import explain
 from kvbridge.v1 import inspect_service_pb2 as pb
 from kvbridge.v1.inspect_service_pb2_grpc import InspectServiceServicer
 from kvbridge.version import VERSION
@@ -79,6 +80,11 @@ class InspectServicer(InspectServiceServicer):
             summary=self._summary(payload),
             descriptor=None if payload.descriptor is None else encode_descriptor(payload.descriptor, with_ids=True),
         )
+
+    async def ExplainHandoff(self, request: pb.ExplainHandoffRequest, context: _Context) -> pb.ExplainHandoffResponse:  # noqa: N802
+        """Tell every check of one past handoff."""
+        client = caller(self._bridge.sessions, context)
+        return explain(self._bridge, client.tenant, request)
 
     def _arena(self, client: Client) -> pb.ArenaUsage:
         usage, arena = self._bridge.usage(client)
