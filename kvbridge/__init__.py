@@ -23,6 +23,7 @@ from kvbridge.core.catalog import (
 )
 from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, Verification
 from kvbridge.core.errors import BridgeError, InvalidFieldError
+from kvbridge.core.events import EventsLost, LeaseExpiring, NodeDraining, PayloadQuarantined, PayloadRevoked
 from kvbridge.core.geometry import (
     CacheGeometry,
     DimensionOrder,
@@ -35,6 +36,7 @@ from kvbridge.core.geometry import (
     RopeParameters,
 )
 from kvbridge.core.media import MediaItem
+from kvbridge.core.quarantine import AlignerPattern, Quarantine
 from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.core.tokens import TokenSequence
@@ -66,7 +68,9 @@ if TYPE_CHECKING:
     from kvbridge.client.kv_views import KvView
     from kvbridge.client.plan_handoffs import PlanHandoff
     from kvbridge.client.publications import Publication
+    from kvbridge.client.quarantining import QuarantinedPayload, QuarantineNotPersistedError, QuarantineOutcome
     from kvbridge.client.token_ids import ANY_TOKENS
+    from kvbridge.client.watching import Watch
 
 __version__ = VERSION
 
@@ -76,6 +80,7 @@ __all__ = [
     "AlignerEntry",
     "AlignerInspection",
     "AlignerNotAppliedError",
+    "AlignerPattern",
     "AlignerTag",
     "ArgumentTypeError",
     "ArgumentValueError",
@@ -95,6 +100,7 @@ __all__ = [
     "DimensionOrder",
     "Dtype",
     "DtypeMismatchError",
+    "EventsLost",
     "Handoff",
     "HandoffInvalidError",
     "InvalidFieldError",
@@ -103,19 +109,27 @@ __all__ = [
     "LayerKind",
     "LayersMissingError",
     "LayoutUnknownError",
+    "LeaseExpiring",
     "MediaItem",
     "ModelEntry",
     "ModelPattern",
     "ModelTag",
     "NoCacheError",
+    "NodeDraining",
     "PayloadDescriptor",
+    "PayloadQuarantined",
     "PayloadReference",
+    "PayloadRevoked",
     "PlanHandoff",
     "PolicyOverrides",
     "PositionEncoding",
     "PositionKind",
     "Publication",
     "PublicationClosedError",
+    "Quarantine",
+    "QuarantineNotPersistedError",
+    "QuarantineOutcome",
+    "QuarantinedPayload",
     "Reason",
     "RopePairing",
     "RopeParameters",
@@ -128,6 +142,7 @@ __all__ = [
     "TokenSequence",
     "UnknownLayerError",
     "Verification",
+    "Watch",
     "__version__",
     "connect",
 ]
@@ -141,7 +156,9 @@ _CLIENT_MODULES = (
     "kv_views",
     "plan_handoffs",
     "publications",
+    "quarantining",
     "token_ids",
+    "watching",
 )
 """Modules of `kvbridge.client` that the names above come from, as far as they are not imported here."""
 

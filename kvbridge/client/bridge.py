@@ -29,10 +29,12 @@ from kvbridge.client.plans import PUBLISH_SECONDS_DEFAULT, PublishPlan, plan_pub
 from kvbridge.client.ports import Ports
 from kvbridge.client.producing import Outcome, produce
 from kvbridge.client.publications import Publication
+from kvbridge.client.quarantining import Quarantining
 from kvbridge.client.sessions import SessionSnapshot
 from kvbridge.client.targets import Target, parse_target
 from kvbridge.client.token_ids import AnyTokens, TokenIds
 from kvbridge.client.turns import Turns
+from kvbridge.client.watching import Watch
 from kvbridge.core.descriptor import PayloadReference, Verification
 from kvbridge.core.geometry import CacheGeometry
 from kvbridge.core.media import MediaItem
@@ -376,6 +378,24 @@ class Bridge:
     def admin(self) -> Admin:
         """Return the calls that show and change the bridge's catalog, and set its kill switch."""
         return Admin(self._connector, self._check_usable)
+
+    @property
+    def quarantines(self) -> Quarantining:
+        """Return the calls that impose, lift and list quarantines."""
+        return Quarantining(self._connector, self._check_usable)
+
+    def watch(self) -> Watch:
+        """Return the events that concern what this object holds or held, from now on, as an iterator that waits.
+
+        It goes on until it or this object is closed, whatever the bridge does meanwhile. Nothing is asked of the bridge
+        before the first event is waited for. Listen in a thread of its own.
+
+        Raises:
+            BridgeClosedError: this object was closed.
+            BridgeForkedError: this object belongs to the parent process.
+        """
+        self._check_usable()
+        return Watch(self._connector, owner=self, is_closed=lambda: self._closed)
 
     def node(self, *, timeout: float = PUBLISH_SECONDS_DEFAULT) -> NodeInspection:
         """Return what the bridge says about itself.
