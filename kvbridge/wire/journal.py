@@ -11,6 +11,7 @@ own, which neither proves nor guesses anything, and differs from one start of th
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -21,12 +22,15 @@ from google.protobuf.json_format import ParseDict
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.gate import Figures, Finding
 from kvbridge.core.journal import HandoffRecord, Outcome, PartRecord
+from kvbridge.core.reasons import Reason
 from kvbridge.core.suspicions import suspicions
 from kvbridge.core.tags import ModelTag
 from kvbridge.v1 import inspect_service_pb2 as pb
 
 UNKNOWN_FIGURE = "unknown"
 """Stands for a figure that a check would have looked at if it had been known."""
+_TOKEN_IDS = re.compile(r" consumer has \d+, payload has \d+")
+"""How the check of tokens names two token ids, which do not belong into a record."""
 _CLIENT_KEY_BYTES = 16
 _CLIENT_DIGEST_BYTES = 6
 
@@ -100,7 +104,7 @@ def _part(part: PartRecord) -> Plain:
         plain["source"] = _model(part.route.source)
     plain["leased"] = part.leased
     if failure is not None:
-        plain |= {"reason": f"REASON_{failure.reason.value}", "detail": _utf8(failure.problem or "")}
+        plain |= {"reason": f"REASON_{failure.reason.value}", "detail": _problem(failure)}
     return plain | {
         "checks": [_check(finding) for finding in part.verdict.findings],
         "route": "" if part.route is None else part.route.route,
@@ -123,11 +127,16 @@ def _transforms(part: PartRecord) -> Iterable[str]:
 def _check(finding: Finding) -> Plain:
     plain: Plain = {"reason": f"REASON_{finding.reason.value}", "passed": finding.problem is None}
     if finding.problem is not None:
-        plain["problem"] = _utf8(finding.problem)
+        plain["problem"] = _problem(finding)
     if finding.figures:
         plain["figures"] = _figures(finding.figures)
     plain["duration"] = _duration(finding.seconds)
     return plain
+
+
+def _problem(finding: Finding) -> str:
+    problem = _utf8(finding.problem or "")
+    return _TOKEN_IDS.sub(" they differ", problem) if finding.reason is Reason.TOKENS_MISMATCH else problem
 
 
 def _figures(figures: Figures) -> dict[str, str]:

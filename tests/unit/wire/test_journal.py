@@ -18,7 +18,7 @@ from kvbridge.v1 import handoff_service_pb2, types_pb2
 from kvbridge.v1 import inspect_service_pb2 as pb
 from kvbridge.wire import encode_model_tag, encode_reference
 from kvbridge.wire.journal import RecordEncoder, parse_record
-from tests import records
+from tests import builders, records
 
 ENCODER = RecordEncoder("node-1", client_key=b"k")
 
@@ -83,6 +83,17 @@ def test_the_client_is_named_by_a_digest() -> None:
     assert ENCODER.client(record.client_id) in line
     assert ENCODER.client(record.client_id) == RecordEncoder("another", client_key=b"k").client(record.client_id)
     assert RecordEncoder("n").client(record.client_id) != RecordEncoder("n").client(record.client_id)
+
+
+def test_token_ids_are_left_out() -> None:
+    """Where two prompts part is told, and not what they say there."""
+    part = records.leased(leased=False, verdict=records.verdict(terms={"tokens": builders.tokens(12, first=70_000)}))
+    assert part.verdict.failure is not None
+    assert "70000" in str(part.verdict.failure.problem), "what the gate says to the consumer names the ids"
+    [told] = parsed(records.record(part)).parts
+    assert told.reason == types_pb2.REASON_TOKENS_MISMATCH
+    assert told.detail.endswith("at index 0 they differ")
+    assert "70000" not in json.dumps(ENCODER.record(records.record(part)))
 
 
 def test_text_that_no_message_can_hold_is_mended() -> None:
