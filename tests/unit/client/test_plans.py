@@ -10,7 +10,9 @@ from kvbridge.client.errors import ArgumentTypeError, ArgumentValueError
 from kvbridge.client.plans import PUBLISH_SECONDS_DEFAULT, PublishPlan, plan_publication
 from kvbridge.core.descriptor import FallbackText, PayloadReference, Verification
 from kvbridge.core.errors import BridgeError
+from kvbridge.core.media import MediaItem
 from tests.builders import geometry, model_tag
+from tests.catalogs import aligner_tag
 
 
 def _plan(**changes: Any) -> PublishPlan:
@@ -60,8 +62,12 @@ def test_the_time_for_a_commit_grows_with_the_payload() -> None:
 def test_everything_else_is_passed_on() -> None:
     """The bridge hears what the producer said."""
     source = PayloadReference(key="b", generation=3)
-    spec = _plan(text="t", first_position=7, linger_seconds=1, ttl_seconds=2.5, derived_from=[source]).spec
-    assert (spec.fallback, spec.first_position) == (FallbackText(text="t"), 7)
+    picture = MediaItem(token_index=3, digest=b"\x01" * 32)
+    aligner = aligner_tag(model_tag())
+    options = {"derived_from": [source], "media": iter([picture]), "aligner": aligner, "summary": "s"}
+    spec = _plan(text="t", first_position=7, linger_seconds=1, ttl_seconds=2.5, **options).spec
+    assert (spec.fallback, spec.first_position) == (FallbackText(text="t", summary="s"), 7)
+    assert (spec.media, spec.aligner) == ((picture,), aligner)
     assert (spec.linger_seconds, spec.ttl_seconds, spec.derived_from) == (1.0, 2.5, (source,))
 
 
@@ -82,6 +88,10 @@ def test_everything_else_is_passed_on() -> None:
         ("hold", 1),
         ("derived_from", ["b"]),
         ("verification", "FULL "),
+        ("aligner", "name"),
+        ("media", [b"picture"]),
+        ("media", 7),
+        ("summary", 1),
     ],
 )
 def test_a_value_of_another_type_is_refused(field: str, value: Any) -> None:
@@ -108,6 +118,9 @@ def test_a_value_of_another_type_is_refused(field: str, value: Any) -> None:
         ({"linger_seconds": -1}, "linger_seconds"),
         ({"ttl_seconds": float("inf")}, "ttl_seconds"),
         ({"text": "a", "text_uri": "b"}, "fallback"),
+        ({"aligner": aligner_tag()}, "aligner.source"),
+        ({"media": [MediaItem(token_index=10, digest=b"\x01" * 32)]}, "media.token_index"),
+        ({"summary": "s" * ((4 << 20) + 1)}, "fallback.summary"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused(changes: dict[str, Any], field: str) -> None:
