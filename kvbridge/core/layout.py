@@ -120,6 +120,8 @@ class SlotLayout:
     """Layer by layer, K before V."""
     slot_bytes: int
     """Length of the slot, header included; a multiple of the page."""
+    token_bytes: tuple[tuple[LayerGroup, int], ...]
+    """Canonical bytes of one stored token in all layers of each group."""
 
     def region(self, layer: int, role: Role) -> Region:
         """Return the region of K or V of `layer`, which must be in the geometry."""
@@ -132,10 +134,7 @@ class SlotLayout:
 
     def canonical_bytes(self, valid_length: int) -> int:
         """Return how many bytes `canonical` yields in all."""
-        return sum(
-            region.group.stored_tokens(valid_length) * region.token_bytes * region.strip_count
-            for region in self.regions
-        )
+        return sum(group.stored_tokens(valid_length) * token_bytes for group, token_bytes in self.token_bytes)
 
 
 @lru_cache(maxsize=256)
@@ -151,12 +150,18 @@ def slot_layout(geometry: CacheGeometry, capacity_tokens: int) -> SlotLayout:
             )
             regions.append(region)
             offset += region.length_bytes
-    return SlotLayout(regions=tuple(regions), slot_bytes=offset)
+    token_bytes = tuple((group, _token_bytes(group)) for group in geometry.groups)
+    return SlotLayout(regions=tuple(regions), slot_bytes=offset, token_bytes=token_bytes)
 
 
 def round_up(value: int, multiple: int) -> int:
     """Return the least multiple of `multiple` that is not less than `value`."""
     return -(-value // multiple) * multiple
+
+
+def _token_bytes(group: LayerGroup) -> int:
+    elements = len(group.layers) * group.kv_heads * (group.head_dim_k + group.head_dim_v)
+    return elements * group.dtype.bytes_per_element
 
 
 def _region(group: LayerGroup, *, layer: int, role: Role, offset: int, capacity_tokens: int) -> Region:

@@ -70,4 +70,6 @@ def _length(found: Found | None) -> int | None:
 
 def placed(terms: AcquireTerms, place: Place, *, cached_segments_nearer: int) -> AcquireTerms:
     """Return the terms of a part that stands at `place`, with so many cached parts between it and the new tokens."""
+    if terms.token_offset == place.token_offset and terms.cached_segments_nearer == cached_segments_nearer:
+        return terms  # As most are: a copy of so many fields takes longer than most checks.
     return replace(terms, token_offset=place.token_offset, cached_segments_nearer=cached_segments_nearer)

@@ -40,6 +40,8 @@ class ModelTag:
 
     def differences(self, other: ModelTag) -> tuple[TagDifference, ...]:
         """Return the fields in which `other` differs, in declaration order."""
+        if self == other:
+            return ()
         pairs = ((field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
         return tuple(
             TagDifference(field=name, expected=mine, found=theirs) for name, mine, theirs in pairs if mine != theirs
