@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import stat
 import struct
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
@@ -68,16 +68,15 @@ def save_fingerprint(fingerprint: Fingerprint, path: str | os.PathLike[str]) -> 
         raise FingerprintFileError(str(target), f"{fingerprint.nbytes} bytes are over {FINGERPRINT_BYTES_MAX}")
     header = json.dumps(_header(fingerprint)).encode()
     pieces = [_MAGIC, _LENGTH.pack(len(header)), header, *(array.tobytes() for array in _arrays(fingerprint))]
-    hasher = xxhash.xxh3_128()
+    work = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            for piece in pieces:
-                hasher.update(piece)
-                file.write(piece)
-            file.write(hasher.digest())
-        Path(file.name).replace(target)
+        with work.open("xb") as file:
+            _write(file, pieces)
+        work.replace(target)
     except OSError as error:
         raise FingerprintFileError(str(target), f"cannot be written: {error.strerror}") from error
+    finally:
+        work.unlink(missing_ok=True)
 
 
 def load_fingerprint(path: str | os.PathLike[str], *, model: ModelTag | None = None) -> Fingerprint:
@@ -100,6 +99,14 @@ def load_fingerprint(path: str | os.PathLike[str], *, model: ModelTag | None = N
     if model is not None and fingerprint.model != model:
         raise FingerprintMismatchError(name, model.differences(fingerprint.model))
     return fingerprint
+
+
+def _write(file: BinaryIO, pieces: Iterable[bytes]) -> None:
+    hasher = xxhash.xxh3_128()
+    for piece in pieces:
+        hasher.update(piece)
+        file.write(piece)
+    file.write(hasher.digest())
 
 
 def _open(name: str) -> BinaryIO:

@@ -69,6 +69,8 @@ def _fit(subject: Subject, role: Role, index: NDArray[np.int64], evidence: Evide
         if turned is None:
             evidence.notes.append("the declared rotation is not determined, so K of layer 0 was not compared")
             return None
+        if group.position_encoding != subject.fingerprint.position_encoding:
+            evidence.notes.append("the declared rotation is not the one that the fingerprint was made with")
         values = turned.undo(values, positions)
         slack = positions * ANGLE_ERROR_PER_POSITION * bool(len(turned.frequencies))
     projected = project(values, known.projection[subject.heads])
