@@ -44,6 +44,7 @@ from kvbridge.core.tokens import TokenSequence
 
 if TYPE_CHECKING:
     from kvbridge.transform.padding import PaddingSide
+    from kvbridge.v1.inspect_service_pb2 import HandoffRecord
 
 CLOSE_SECONDS_MAX = 3.0
 """Longest wait for writers in flight while the object is closed, and again for a bridge that does not answer."""
@@ -422,6 +423,28 @@ class Bridge:
             BridgeUnreachableError: the bridge does not answer.
         """
         return self._inspector(timeout).payload(key, generation)
+
+    def explain(
+        self,
+        handoff_id: str | None = None,
+        *,
+        reason: Reason | None = None,
+        timeout: float = PUBLISH_SECONDS_DEFAULT,
+    ) -> HandoffRecord | None:
+        """Return all that the bridge remembers of a past handoff, or None if it remembers no such handoff.
+
+        The record is the API's own message: every check with its figures and timing, what the consumer reported, and
+        where to look first if the answer was bad.
+
+        Args:
+            handoff_id: `handoff.handoff_id` of the handoff; by default the newest one.
+            reason: Only without an id: the newest handoff with a part that fell back for this reason.
+            timeout: Longest wait in seconds.
+
+        Raises:
+            BridgeUnreachableError: the bridge does not answer.
+        """
+        return self._inspector(timeout).explain(handoff_id, reason)
 
     def snapshot(self) -> BridgeSnapshot:
         """Return the state of this object, without asking the bridge."""
