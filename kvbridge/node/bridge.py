@@ -66,10 +66,11 @@ class Bridge:
         config: BridgeConfig,
         *,
         peers: Peers | None = None,
+        tenants: Sequence[str] = (DEFAULT_TENANT,),
         clock: Callable[[], float] = time.monotonic,
         new_token: Callable[[], str] = lambda: secrets.token_urlsafe(_TOKEN_BYTES),
     ) -> None:
-        """Make the default tenant's arena; `peers` are the other nodes, and `clock` gives monotonic seconds.
+        """Make each tenant's arena; `peers` are the other nodes, and `clock` gives monotonic seconds.
 
         Raises:
             ArenaUnavailableError: the host cannot give the configured memory.
@@ -82,7 +83,7 @@ class Bridge:
         self._started_at = clock()
         self._new_token = new_token
         self._verifier = Verifier(config.verify_threads)
-        self._tenancies = {DEFAULT_TENANT: self._new_tenancy(DEFAULT_TENANT)}
+        self._tenancies = {tenant: self._new_tenancy(tenant) for tenant in tenants}
         self._background = Background()
         self._housekeeper: asyncio.Task[None] | None = None
         self.traffic = Traffic()
