@@ -110,7 +110,7 @@ class Acquiring:
             self._end_quarantined(asked, tenancy, parts)
         self._end_shadows(asked, tenancy, parts)
         answer = HandoffAnswer(
-            handoff_id=secrets.token_urlsafe(_HANDOFF_ID_BYTES),
+            handoff_id=secrets.token_hex(_HANDOFF_ID_BYTES),  # Never looks like an option to a command.
             parts=tuple(_answer(part) for part in parts),
             layout=_layout(parts),
         )
