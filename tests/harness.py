@@ -38,6 +38,7 @@ class BridgeProcess:
         self._log = Path(directory, "bridge.log")
         self.process: subprocess.Popen[bytes]
         self.tcp_port = 0
+        self.metrics_port = 0
         self.start()
 
     @property
@@ -64,6 +65,7 @@ class BridgeProcess:
             self.process = subprocess.Popen(command, stderr=log)
         serving = wait_for(self._serving_line, START_SECONDS_MAX)
         self.tcp_port = serving["tcp_port"] or 0
+        self.metrics_port = serving["metrics_port"] or 0
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
