@@ -96,6 +96,15 @@ def test_numpy_arrays_are_taken() -> None:
     assert _written(writer) == k.tobytes() + v.tobytes()
 
 
+def test_arrays_with_a_mask_or_off_their_alignment_are_taken() -> None:
+    """The values count as they lie in memory, hidden ones included."""
+    writer = _writer(geometry(layers=(0,)))
+    k, v = (tensor.numpy() for tensor in _pair(HEADS, TOKENS, DIM))
+    odd = np.ndarray(k.shape, k.dtype, bytearray(b"-" + k.tobytes()), offset=1)
+    writer.write(0, odd, np.ma.masked_array(v, mask=v > 0))
+    assert _written(writer) == k.tobytes() + v.tobytes()
+
+
 def test_a_window_layer_takes_what_it_stores() -> None:
     """A sliding layer is written with the newest tokens alone."""
     shape = geometry(layers=(0,), kind=LayerKind.SLIDING, window_tokens=6, stored_tokens_max=5)
