@@ -1,9 +1,9 @@
-"""YAML text as a tree in which everything knows its line.
+"""YAML text as small trees in which everything knows its line.
 
-The tree is put together from the parser's events rather than by PyYAML's composer. So anchors are refused before
-anything refers to them, nesting is limited before it costs stack, scalars stay text until the schema says what they are
-(`mode: off` is not the boolean, and the revision `1e10` is not a number), and a large file that is read in a thread
-lets the other threads run.
+The trees are put together from the parser's events rather than by PyYAML's composer. So anchors are refused before
+anything refers to them, nesting is limited before it costs stack, and scalars stay text until the schema says what they
+are (`mode: off` is not the boolean, and the revision `1e10` is not a number). A large file that is read in a thread
+lets the other threads run, and as its entries come one by one, no large tree keeps the garbage collector busy.
 """
 
 from __future__ import annotations
@@ -79,12 +79,24 @@ class UnreadableError(Exception):
         self.problem = FileProblem(line=line, field="", problem=problem)
 
 
-def parse(content: bytes) -> Node | None:
-    """Return the tree of the one document in `content`, or None if nothing stands there.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A value of the outermost mapping, or one item of a list there."""
+
+    key: Scalar
+    """The key in the outermost mapping."""
+    position: int | None
+    """Where in the key's list this stands; None for a value, and for a list as such, whose items follow."""
+    node: Node
+    """The value or item; for a list as such, an empty one."""
+
+
+def pieces(content: bytes) -> Iterator[Piece]:
+    """Yield what the outermost mapping of the one document in `content` holds, in order.
 
     Raises:
-        UnreadableError: the content is too large, no UTF-8 or no YAML, holds several documents, anchors, aliases or
-            tags, or is nested too deeply.
+        UnreadableError: the content is too large, empty, no UTF-8, no YAML or no mapping, holds several documents,
+            anchors, aliases or tags, or is nested too deeply; it may be raised after some pieces.
     """
     if len(content) > FILE_BYTES_MAX:
         raise UnreadableError(0, f"the file is larger than {FILE_BYTES_MAX} bytes")
@@ -94,7 +106,7 @@ def parse(content: bytes) -> Node | None:
         line = content.count(b"\n", 0, error.start) + 1
         raise UnreadableError(line, f"is not UTF-8: {error.reason}") from error
     try:
-        return _Composer(yaml.parse(text, Loader=_LOADER)).document()
+        yield from _Composer(yaml.parse(text, Loader=_LOADER)).pieces()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(part for part in (error.context, error.problem) if part)
@@ -113,18 +125,31 @@ class _Composer:
         self._events = events
         self._nodes = 0
 
-    def document(self) -> Node | None:
-        """Return the root of the only document."""
-        root = None
-        documents = 0
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the pieces of the only document."""
+        root = next((event for event in self._events if isinstance(event, yaml.NodeEvent)), None)
+        if not isinstance(root, yaml.MappingStartEvent):
+            node = None if root is None else self._node(root, depth=1)
+            if node is None or is_nothing(node):
+                # What a writer that was interrupted leaves behind; at its word it would lift every restriction.
+                raise UnreadableError(0, "is empty; an empty catalog is {}")
+            raise UnreadableError(node.line, "must be a mapping of fields")
+        self._check(root, _line(root.start_mark), depth=1)
+        for key, value in self._keyed(depth=2):
+            yield from self._pieces_of(key, value)
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    raise UnreadableError(_line(event.start_mark), "holds a second document; one is allowed")
-            elif isinstance(event, yaml.NodeEvent):
-                root = self._node(event, depth=1)
-        return None if root is not None and is_nothing(root) else root
+                raise UnreadableError(_line(event.start_mark), "holds a second document; one is allowed")
+
+    def _pieces_of(self, key: Scalar, value: Any) -> Iterator[Piece]:
+        if not isinstance(value, yaml.SequenceStartEvent):
+            yield Piece(key=key, position=None, node=self._node(value, depth=2))
+            return
+        line = _line(value.start_mark)
+        self._check(value, line, depth=2)
+        yield Piece(key=key, position=None, node=Items(line=line, nodes=()))
+        for position, child in enumerate(self._children(yaml.SequenceEndEvent)):
+            yield Piece(key=key, position=position, node=self._node(child, depth=3))
 
     def _node(self, event: Any, depth: int) -> Node:
         line = _line(event.start_mark)
@@ -135,15 +160,17 @@ class _Composer:
         if isinstance(event, yaml.SequenceStartEvent):
             children = self._children(yaml.SequenceEndEvent)
             return Items(line=line, nodes=tuple(self._node(child, depth + 1) for child in children))
-        return Fields(line=line, entries=tuple(self._pairs(depth + 1)))
+        pairs = self._keyed(depth + 1)
+        return Fields(line=line, entries=tuple((key, self._node(value, depth + 1)) for key, value in pairs))
 
-    def _pairs(self, depth: int) -> Iterator[tuple[Scalar, Node]]:
+    def _keyed(self, depth: int) -> Iterator[tuple[Scalar, Any]]:
+        """Yield each key of a mapping with the event at which its value begins, which the caller reads to its end."""
         children = self._children(yaml.MappingEndEvent)
         for event in children:
             key = self._node(event, depth)
             if not isinstance(key, Scalar):
                 raise UnreadableError(key.line, "a key must be a single word")
-            yield key, self._node(next(children), depth)
+            yield key, next(children)
 
     def _children(self, end: type[Any]) -> Iterator[Any]:
         for event in self._events:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
+from typing import Any, Final
+
+from google.protobuf.message import Message
 
 from kvbridge.catalog_file.errors import CatalogFileError, FileProblem
-from kvbridge.catalog_file.nodes import FILE_BYTES_MAX, Fields, Items, Node, UnreadableError, parse
+from kvbridge.catalog_file.nodes import FILE_BYTES_MAX, Fields, Items, Node, Piece, Scalar, UnreadableError, pieces
 from kvbridge.catalog_file.schema import Filler
-from kvbridge.core.catalog import Catalog, InvalidCatalogError, RoutePolicy
+from kvbridge.core.catalog import Catalog, InvalidCatalogError, Route, RoutePolicy
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.v1 import catalog_service_pb2 as pb
-from kvbridge.wire.catalog import decode_catalog
+from kvbridge.wire.catalog import decode_aligner, decode_model, decode_policy, decode_route
 
 _SEGMENT = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+_ENTRY = re.compile(r"(\w+)\[(\d+)\]")
 
 
 def load_catalog_file(path: str, built_in: RoutePolicy | None = None) -> Catalog:
@@ -50,23 +55,15 @@ def read_catalog(content: bytes, path: str, built_in: RoutePolicy | None = None)
         CatalogFileError: it is no YAML, or holds something that the schema does not allow; all problems that can be
             seen at once are told.
     """
+    reading = _Reading()
     try:
-        root = parse(content)
+        for piece in pieces(content):
+            reading.take(piece)
     except UnreadableError as error:
-        raise CatalogFileError(path, [error.problem]) from error
-    if root is None:
-        # What a writer that was interrupted leaves behind; taken at its word it would lift every restriction.
-        raise CatalogFileError(path, [FileProblem(line=0, field="", problem="is empty; an empty catalog is {}")])
-    message, filler = pb.Catalog(), Filler()
-    filler.fill(message, root)
-    problems = [*filler.problems, *_unmeasured_aligners(root)]
-    try:
-        catalog = decode_catalog(message, built_in)
-    except InvalidCatalogError as error:
-        problems += _located(error.faults, root, {problem.field for problem in problems})
-        raise CatalogFileError(path, problems) from error
-    if problems:
-        raise CatalogFileError(path, problems)
+        raise CatalogFileError(path, [*reading.problems, error.problem]) from error
+    catalog = reading.catalog(built_in or RoutePolicy())
+    if catalog is None or reading.problems:
+        raise CatalogFileError(path, reading.problems)
     return catalog
 
 
@@ -74,38 +71,110 @@ def _cannot_be_read(path: str, why: str) -> CatalogFileError:
     return CatalogFileError(path, [FileProblem(line=0, field="", problem=f"cannot be read: {why}")])
 
 
-def _unmeasured_aligners(root: Node) -> list[FileProblem]:
-    """Refuse aligners without an error: the message cannot tell a missing figure from the best one."""
-    aligners = _field(root, "aligners")
-    return [
-        FileProblem(line=node.line, field=f"aligners[{position}].alignment_error", problem="is required")
-        for position, node in enumerate(aligners.nodes if isinstance(aligners, Items) else ())
-        if isinstance(node, Fields) and _field(node, "alignment_error") is None
-    ]
+def _decode_route(message: pb.Route, path: str) -> Route:
+    """Return a route whose own fields are in their ranges, whatever it inherits: each is refused in its own line."""
+    route = decode_route(message, path)
+    try:
+        route.overrides.resolve(RoutePolicy())
+    except InvalidFieldError as error:
+        raise InvalidFieldError(f"{path}.policy.{error.field}", error.problem) from error
+    return route
 
 
-def _located(faults: tuple[InvalidFieldError, ...], root: Node, told: set[str]) -> list[FileProblem]:
-    """Return `faults` with their lines, without those that follow from what was `told` already."""
-    return [
-        FileProblem(line=_line_of(root, fault.field), field=fault.field, problem=fault.problem)
-        for fault in faults
-        if not any(path == fault.field or _is_around(path, fault.field) for path in told)
-    ]
+_ENTRIES: Final[dict[str, tuple[Callable[[], Message], Callable[[Any, str], Any]]]] = {
+    "models": (pb.CatalogModel, decode_model),
+    "aligners": (pb.CatalogAligner, decode_aligner),
+    "routes": (pb.Route, _decode_route),
+}
+"""Lists of entries: the message of one, and what reads it."""
 
 
-def _is_around(path: str, inner: str) -> bool:
-    return inner.startswith((f"{path}.", f"{path}["))
+class _Reading:
+    """What was read so far. Each entry is judged by itself and its tree is let go; then all of them together."""
+
+    def __init__(self) -> None:
+        self.problems: list[FileProblem] = []
+        self._rest = pb.Catalog()
+        self._seen: dict[str, Scalar] = {}
+        self._defaults: Node | None = None
+        self._entries: dict[str, list[Any]] = {kind: [] for kind in _ENTRIES}
+        self._lines: dict[str, list[int]] = {kind: [] for kind in _ENTRIES}
+        self._all_decoded = True
+
+    def take(self, piece: Piece) -> None:
+        """Read one piece, in the order of the file."""
+        kind = piece.key.text
+        if piece.position is not None:
+            # Items of what is no list were refused with it, as those of a list that is there again.
+            if kind in _ENTRIES and self._seen[kind] is piece.key:
+                self._take_entry(kind, piece.position, piece.node)
+            return
+        filler = Filler()
+        filler.fill_field(self._rest, piece.key, piece.node, "", self._seen)
+        self.problems += filler.problems
+        if kind == "defaults" and self._seen[kind] is piece.key:
+            self._defaults = piece.node
+
+    def catalog(self, built_in: RoutePolicy) -> Catalog | None:
+        """Return the catalog, or None if there are problems that leave none."""
+        try:
+            defaults = decode_policy(self._rest.defaults, "defaults", built_in)
+        except InvalidFieldError as error:
+            self._note([error], self._defaults, "defaults", self.problems)
+            return None
+        if not self._all_decoded:
+            return None
+        try:
+            return Catalog(kill_switch=self._rest.kill_switch, defaults=defaults, **self._entries)
+        except InvalidCatalogError as error:
+            self.problems += [self._placed(fault) for fault in error.faults]
+            return None
+
+    def _take_entry(self, kind: str, position: int, node: Node) -> None:
+        path = f"{kind}[{position}]"
+        new_message, decode = _ENTRIES[kind]
+        message, filler = new_message(), Filler()
+        filler.fill_item(message, node, path)
+        self._lines[kind].append(node.line)
+        told = filler.problems
+        if kind == "aligners" and isinstance(node, Fields) and _field(node, "alignment_error") is None:
+            # The message cannot tell a missing figure from the best one.
+            told.append(FileProblem(line=node.line, field=f"{path}.alignment_error", problem="is required"))
+        self.problems += told
+        try:
+            self._entries[kind].append(decode(message, path))
+        except InvalidFieldError as error:
+            self._all_decoded = False
+            self._note([error], node, path, told)
+
+    def _note(self, faults: list[InvalidFieldError], node: Node | None, path: str, told: list[FileProblem]) -> None:
+        """Keep the faults of what stands at `path`, but those that follow from what was told already."""
+        fields = {problem.field for problem in told}
+        self.problems += [
+            FileProblem(line=_line_of(node, fault.field.removeprefix(path)), field=fault.field, problem=fault.problem)
+            for fault in faults
+            if not any(field == fault.field or fault.field.startswith((f"{field}.", f"{field}[")) for field in fields)
+        ]
+
+    def _placed(self, fault: InvalidFieldError) -> FileProblem:
+        """Return a fault of several entries together with the line of the one that is named."""
+        named = _ENTRY.match(fault.field)
+        if named is not None:
+            line = self._lines[named[1]][int(named[2])]
+        else:
+            line = self._seen[fault.field].line if fault.field in self._seen else 0
+        return FileProblem(line=line, field=fault.field, problem=fault.problem)
 
 
-def _line_of(root: Node, path: str) -> int:
-    """Return the line of what stands at `path`, or of the nearest thing around it."""
+def _line_of(root: Node | None, path: str) -> int:
+    """Return the line of what stands at `path` within `root`, or of the nearest thing around it."""
     node = root
     for name, position in _SEGMENT.findall(path):
-        inner = _item(node, int(position)) if position else _field(node, name)
+        inner = None if node is None else _item(node, int(position)) if position else _field(node, name)
         if inner is None:
             break
         node = inner
-    return node.line
+    return 0 if node is None else node.line
 
 
 def _item(node: Node, position: int) -> Node | None:

@@ -39,7 +39,7 @@ class Filler:
         """Begin without problems."""
         self.problems: list[FileProblem] = []
 
-    def fill(self, message: Message, node: Node, path: str = "") -> None:
+    def fill(self, message: Message, node: Node, path: str) -> None:
         """Put what `node`, which stands at `path`, says into `message`."""
         if is_nothing(node):
             return
@@ -48,16 +48,27 @@ class Filler:
             return
         seen: dict[str, Scalar] = {}
         for key, value in node.entries:
-            name = key.text if key.text.isidentifier() else _shown(key.text)
-            here = f"{path}.{name}" if path else name
-            field = _descriptor(message).fields_by_name.get(key.text)
-            first = seen.setdefault(key.text, key)
-            if field is None:
-                self._refuse(key.line, here, _unknown(key.text, _descriptor(message)))
-            elif first is not key:
-                self._refuse(key.line, here, f"is there twice; first in line {first.line}")
-            else:
-                self._set(message, field, value, here)
+            self.fill_field(message, key, value, path, seen)
+
+    def fill_field(self, message: Message, key: Scalar, node: Node, path: str, seen: dict[str, Scalar]) -> None:
+        """Put what `node` says into the field that `key` names, and note in `seen` that it was there."""
+        name = key.text if key.text.isidentifier() else _shown(key.text)
+        here = f"{path}.{name}" if path else name
+        field = _descriptor(message).fields_by_name.get(key.text)
+        first = seen.setdefault(key.text, key)
+        if field is None:
+            self._refuse(key.line, here, _unknown(key.text, _descriptor(message)))
+        elif first is not key:
+            self._refuse(key.line, here, f"is there twice; first in line {first.line}")
+        else:
+            self._set(message, field, node, here)
+
+    def fill_item(self, message: Message, node: Node, path: str) -> None:
+        """Put what an item of a list says, which must not be nothing, into `message`."""
+        if is_nothing(node):
+            self._refuse(node.line, path, f"must be a mapping with fields such as {_some_fields(message)}")
+        else:
+            self.fill(message, node, path)
 
     def _set(self, message: Message, field: FieldDescriptor, node: Node, path: str) -> None:
         if field.is_repeated:
@@ -86,17 +97,11 @@ class Filler:
             here = f"{path}[{position}]"
             if field.message_type is not None:
                 # Added whatever is in it, so that positions in the message are positions in the file.
-                self._fill_item(into.add(), item, here)
+                self.fill_item(into.add(), item, here)
                 continue
             value = self._value(field, item, here)
             if value is not None:
                 into.append(value)
-
-    def _fill_item(self, message: Message, node: Node, path: str) -> None:
-        if is_nothing(node):
-            self._refuse(node.line, path, f"must be a mapping with fields such as {_some_fields(message)}")
-        else:
-            self.fill(message, node, path)
 
     def _value(self, field: FieldDescriptor, node: Node, path: str) -> Any:
         """Return the field's value, or None if the node is not of its type."""

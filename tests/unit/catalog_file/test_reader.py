@@ -220,8 +220,8 @@ def test_what_the_schema_does_not_allow_is_refused_by_line_and_field(line: str, 
     ],
 )
 def test_what_a_catalog_has_no_need_of_is_refused(content: bytes, line: int, says: str) -> None:
-    """Whatever YAML can do beyond plain values is told by its line."""
-    [problem] = _problems(content)
+    """Whatever YAML can do beyond plain values is told by its line, after what was found before it."""
+    problem = _problems(content)[-1]
     assert problem.line == line
     assert says in problem.problem
 
@@ -229,8 +229,8 @@ def test_what_a_catalog_has_no_need_of_is_refused(content: bytes, line: int, say
 def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small file of very many values does not become a large tree."""
     monkeypatch.setattr(nodes, "NODES_MAX", 10)
-    [problem] = _problems(b"models: [" + b"1," * 10 + b"]")
-    assert "more than 10" in problem.problem
+    problems = _problems(b"models: [" + b"1," * 10 + b"]")
+    assert "more than 10" in problems[-1].problem
 
 
 def test_all_problems_are_told_in_the_order_of_lines() -> None:
@@ -258,6 +258,30 @@ def test_all_problems_are_told_in_the_order_of_lines() -> None:
         (8, "routes[0].name"),
         (10, "routes[0].policy.mode"),
     ]
+
+
+def test_a_list_that_is_there_again_or_unknown_is_refused_once() -> None:
+    """Its entries are not read, so they add no problems of their own, and never take effect."""
+    assert _places("routes: [{name: r}]\nroutes:\n- {name: 1, edgy: e}\nroads: [{}, 1]\nkill_switch: [1, 2]") == [
+        (2, "routes"),
+        (4, "roads"),
+        (5, "kill_switch"),
+    ]
+
+
+def test_faults_of_several_entries_have_the_line_of_the_later_one() -> None:
+    """What only shows when all entries are together is told by the entry that comes second."""
+    text = "routes:\n- {name: r}\n- {name: q}\n- name: q\n  edge: e\n"
+    assert _places(text) == [(3, "routes[1]"), (4, "routes[2].name")]
+    assert _places("defaults: {depth_max: 3}\nroutes:\n- name: r\n  policy: {depth_min: 4}\n") == [
+        (3, "routes[0].policy.depth_min")
+    ]
+
+
+def test_too_many_entries_are_refused_at_their_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is that of the list's name."""
+    monkeypatch.setattr("kvbridge.core.catalog.catalog.ENTRIES_MAX", 1)
+    assert _places("kill_switch: true\nroutes:\n- {name: r}\n- {name: q, edge: e}\n") == [(2, "routes")]
 
 
 def test_an_aligner_without_an_error_is_no_perfect_aligner() -> None:
