@@ -68,7 +68,7 @@ class NodeSample:
 Sample: TypeAlias = Callable[[], NodeSample]
 
 
-class Metrics:
+class Metrics(Collector):
     """The metrics of one node."""
 
     def __init__(self, sample: Sample, *, limits: Mapping[str, float], started_at: float) -> None:
@@ -95,6 +95,15 @@ class Metrics:
     def __repr__(self) -> str:
         """Show that these are metrics; their values are in the registry."""
         return f"<Metrics of {len(REASONS)} reasons>"
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family as it is now.
+
+        The library adds to each series when it was created, which here is always when the node started.
+        """
+        for family in self.registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
 
     def observe(self, record: HandoffRecord) -> None:
         """Count a handoff, or what is reported of it if it has an outcome."""

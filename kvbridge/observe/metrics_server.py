@@ -15,8 +15,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 _log = logging.getLogger(__name__)
 
@@ -30,17 +30,17 @@ _PLAIN = "text/plain; charset=utf-8"
 
 
 class MetricsServer:
-    """Serves one registry."""
+    """Serves what one collector collects."""
 
     def __init__(
         self,
-        registry: CollectorRegistry,
+        metrics: Collector,
         *,
         is_serving: Callable[[], bool],
         request_seconds_max: float = REQUEST_SECONDS_MAX,
     ) -> None:
-        """Show `registry`; `is_serving` decides what `/healthz` says."""
-        self._registry = registry
+        """Show `metrics`; `is_serving` decides what `/healthz` says."""
+        self._shown = metrics
         self._is_serving = is_serving
         self._request_seconds_max = request_seconds_max
         self._server: asyncio.Server | None = None
@@ -122,13 +122,13 @@ class MetricsServer:
     def _metrics(self, accept: str) -> bytes:
         try:
             encoder, content_type = _encoder(accept)
-            return _response(HTTPStatus.OK, encoder(self._registry), content_type)
+            return _response(HTTPStatus.OK, encoder(self._shown), content_type)
         except Exception:  # noqa: BLE001 - an outermost boundary: a scrape that fails must not go unanswered
             _log.warning("metrics cannot be shown", exc_info=True)
             return _response(HTTPStatus.INTERNAL_SERVER_ERROR, "the metrics cannot be shown\n")
 
 
-def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
     try:
         return choose_encoder(accept)
     except (TypeError, ValueError, LookupError):  # What it raises for versions that are no numbers.

@@ -89,7 +89,7 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         config.peer_targets(), client_name=f"node.{config.node_id}.{secrets.token_urlsafe(_NODE_NAME_BYTES)}"
     )
     bridge = Bridge(config, peers=peers)
-    metrics = MetricsServer(bridge.observation.metrics.registry, is_serving=lambda: not bridge.draining)
+    metrics = MetricsServer(bridge.observation.metrics, is_serving=lambda: not bridge.draining)
     descriptors = DescriptorServer(
         config.descriptor_socket,
         AttachmentPort(bridge),
