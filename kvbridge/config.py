@@ -38,6 +38,8 @@ _MAXIMA = {
     "chunk_bytes": CHUNK_BYTES_MAX,
 }
 """Settings with a greatest value of their own."""
+_MAY_BE_ZERO = frozenset({"probe_sample_tokens"})
+"""Counts that mean something when they are 0."""
 _POSITIVE = frozenset({"lease_ttl_seconds", "reservation_ttl_seconds", "upload_seconds_max", "catalog_poll_seconds"})
 """Durations that nothing could be done within if they were 0."""
 _POSITIVE_SECONDS_MIN = 0.001
@@ -154,6 +156,8 @@ class BridgeConfig:
     """Most events that are kept for a client that is slow to read them, or away."""
     lease_expiring_seconds: float = 10.0
     """Before its end a client that watches is told of its lease, but not before two thirds have passed; 0 for never."""
+    probe_sample_tokens: int = 64
+    """Tokens of a payload that are probed at commit where the catalog has a fingerprint of its model; 0 for all."""
     peers: str = ""
     """Other nodes and their gRPC addresses: NODE=HOST:PORT, separated by spaces."""
     peer_open_seconds: float = 2.0
@@ -219,7 +223,7 @@ class BridgeConfig:
         if name.endswith("_seconds"):
             self._check_range(name, value, _POSITIVE_SECONDS_MIN if name in _POSITIVE else 0, DURATION_SECONDS_MAX)
         else:
-            self._check_range(name, value, 1, _MAXIMA.get(name, INTEGER_MAX))
+            self._check_range(name, value, 0 if name in _MAY_BE_ZERO else 1, _MAXIMA.get(name, INTEGER_MAX))
 
     def _check_range(self, name: str, value: float, least: float, most: float) -> None:
         if not least <= value <= most:

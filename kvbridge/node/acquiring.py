@@ -28,9 +28,9 @@ from kvbridge.core.reasons import Reason
 from kvbridge.node.answers import Fallback, HandoffAnswer, Leased
 from kvbridge.node.byte_checks import ByteChecks
 from kvbridge.node.fetching import Fetching, ForeignByKey
+from kvbridge.node.foreign import Foreign
 from kvbridge.node.identity import Client
 from kvbridge.node.journal import Journal
-from kvbridge.node.replicas import Foreign
 from kvbridge.node.surroundings import Circumstances, Found, Passage, Surroundings
 from kvbridge.node.tenancy import Tenancy
 
@@ -101,9 +101,7 @@ class Acquiring:
         Raises:
             LimitExceededError: the client or the node has too many references; none is left of this call.
         """
-        missing = self._fetching.missing(tenancy, [terms.reference.key for terms in asked.parts])
-        foreign = await self._fetch(asked, tenancy, missing, node_draining=node_draining) if missing else {}
-        parts = self._decide_all(asked, tenancy, foreign, node_draining=node_draining)
+        parts = await self._decide_with_others(asked, tenancy, node_draining=node_draining)
         _refuse_what_is_not_here(parts)
         if asked.verification is not Verification.NONE:
             await self._see_to_all_bytes(asked, tenancy, parts)
@@ -146,20 +144,33 @@ class Acquiring:
         said = foreign.get(reference.key)
         return said or ledger.find(now=self._clock(), key=reference.key, generation=reference.generation)
 
-    async def _fetch(
-        self, asked: Acquisition, tenancy: Tenancy, missing: Sequence[str], *, node_draining: bool
-    ) -> ForeignByKey:
-        """Bring over what passes every check but that of its bytes."""
+    async def _decide_with_others(self, asked: Acquisition, tenancy: Tenancy, *, node_draining: bool) -> list[_Part]:
+        """Bring over from other nodes what passes every check but that of its bytes, and decide every part.
+
+        What is here already stays leased meanwhile, so that it does not make room for what comes.
+        """
+        kept: list[_Part] = []
+
+        def decide_all(foreign: ForeignByKey) -> list[_Part]:
+            return self._decide_all(asked, tenancy, foreign, node_draining=node_draining)
 
         def passing(foreign: ForeignByKey) -> list[str]:
-            parts = self._decide_all(asked, tenancy, foreign, node_draining=node_draining)
-            with tenancy.ledger() as ledger:
-                self._drop(asked.client, ledger, parts)
+            parts = decide_all(foreign)
+            self._surroundings.forgo((part.passage for part in parts), now=self._clock())
+            kept.extend(parts)
             return [part.terms.reference.key for part in parts if part.passes and isinstance(part.found, Foreign)]
 
-        return await self._fetching.fetch(
-            tenancy, missing, passing=passing, seconds_left=lambda: self._seconds_left(asked)
-        )
+        def seconds_left() -> float | None:
+            return self._seconds_left(asked)
+
+        keys = [terms.reference.key for terms in asked.parts]
+        missing = await self._fetching.missing(tenancy, keys, seconds_left)
+        try:
+            fetched = self._fetching.fetch(tenancy, missing, passing=passing, seconds_left=seconds_left)
+            return decide_all(await fetched if missing else {})
+        finally:
+            with tenancy.ledger() as ledger:
+                self._give_back(asked.client, ledger, kept)
 
     def _decide(
         self,
@@ -175,10 +186,12 @@ class Acquiring:
             tenant=tenancy.tenant,
             attached=asked.client.attached,
             verification=asked.verification,
-            deadline_seconds=asked.deadline_seconds,
+            deadline_seconds=self._seconds_left(asked),
         )
         passage = self._surroundings.passage(terms, found, made, now=self._clock())
         candidate = _candidate(found, quarantine=passage.quarantine, node_draining=node_draining)
+        if passage.probe_figures:
+            candidate = replace(candidate, probe_figures=passage.probe_figures)
         verdict = _ask(terms, candidate, passage.conditions)
         return _Part(terms=terms, place=place, found=found, passage=passage, verdict=verdict)
 

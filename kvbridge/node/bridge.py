@@ -39,6 +39,7 @@ from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, Client, Session
 from kvbridge.node.journal import Journal
 from kvbridge.node.lending import Lent, Refused, lend
 from kvbridge.node.observation import Observation
+from kvbridge.node.probes import Probes
 from kvbridge.node.replicas import ReplicaLimits, Replicas
 from kvbridge.node.reports import Reports
 from kvbridge.node.surroundings import Surroundings
@@ -89,6 +90,11 @@ class Bridge:
         self.traffic = Traffic()
         self.journal = Journal(config.journal_records_max)
         self.catalog = CatalogKeeper(config.catalog, config.catalog_poll_seconds, built_in=_default_policy(config))
+        self._probes = Probes(
+            catalog=lambda: self.catalog.catalog,
+            verifier=self._verifier,
+            sample_tokens=config.probe_sample_tokens,
+        )
         self.breakers = Breakers(config.breakers_max)
         self.costs = CostKeeper(config.node_id)
         self.reports = Reports(clock=clock, journal=self.journal, breakers=self.breakers, costs=self.costs)
@@ -101,6 +107,7 @@ class Bridge:
                 breakers=self.breakers,
                 costs=self.costs,
                 quarantines=self.containment.quarantines,
+                probes=self._probes,
             ),
             byte_checks=ByteChecks(
                 clock=clock, verifier=self._verifier, costs=self.costs.checks, background=self._background
@@ -404,12 +411,15 @@ class Bridge:
             finding = await self._verifier.check(
                 tenancy.slot(payload.slot), descriptor, level=descriptor.verified, zero_padding=True
             )
+        failure = finding.failure or await self._probes.check(
+            (tenancy.tenant, payload.payload_id), descriptor, tenancy.slot(payload.slot)
+        )
         with tenancy.ledger() as ledger:
             outcome = ledger.finish_commit(
                 now=self._clock(),
                 payload_id=payload.payload_id,
                 layer_digests=finding.layer_digests,
-                failure=finding.failure or self.containment.quarantines.commit_failure(tenancy.tenant, payload),
+                failure=failure or self.containment.quarantines.commit_failure(tenancy.tenant, payload),
                 hold=hold,
             )
         self.traffic.note_commit(outcome)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from kvbridge.core.breaker import Admission, AdmissionKind
@@ -16,7 +16,7 @@ from kvbridge.core.ledger import Grant, Payload, Tombstone
 from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.node.breakers import Breakers
 from kvbridge.node.costs import CostKeeper
-from kvbridge.node.replicas import Foreign
+from kvbridge.node.foreign import Foreign
 
 _SHARE_BYTES = 8
 _SHARE_STEPS = 1 << 53
@@ -53,6 +53,8 @@ class Passage:
     """The route that applies; None if who computed the cache is not known."""
     trial: bool = False
     """Whether the breaker lets this through as a trial, to be given up if it does not take place."""
+    probe_figures: Mapping[str, float] = field(default_factory=dict)
+    """What the probe of the payload's tokens measured at commit."""
 
     @property
     def shadows(self) -> bool:
@@ -88,13 +90,27 @@ class QuarantinesInForce(Protocol):
         """Return what about a payload, or the aligner that it went or will go through, is quarantined, or None."""
 
 
+class ProbeFigures(Protocol):
+    """What probes measured at commit."""
+
+    def figures(self, payload: tuple[str, int]) -> Mapping[str, float]:
+        """Return what was measured of a payload of a tenant; empty if nothing was."""
+
+
 class Surroundings:
     """Everything that the gate asks about but the payload itself."""
 
     def __init__(
-        self, *, catalog: RunningCatalog, breakers: Breakers, costs: CostKeeper, quarantines: QuarantinesInForce
+        self,
+        *,
+        catalog: RunningCatalog,
+        breakers: Breakers,
+        costs: CostKeeper,
+        quarantines: QuarantinesInForce,
+        probes: ProbeFigures,
     ) -> None:
         """Gather from these."""
+        self._probes = probes
         self._quarantines = quarantines
         self._catalog = catalog
         self._breakers = breakers
@@ -129,6 +145,7 @@ class Surroundings:
             quarantine=self.quarantine(terms, found, made.tenant),
             route=key,
             trial=admission.kind is AdmissionKind.TRIAL,
+            probe_figures=self._probes.figures((made.tenant, found.payload_id)) if isinstance(found, Payload) else {},
         )
 
     def quarantine(self, terms: AcquireTerms, found: Payload | Tombstone | Foreign, tenant: str) -> str | None:

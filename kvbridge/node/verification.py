@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 _BLOCK_BYTES = 2 << 20
 """How much is digested and then scanned before the next bytes."""
 
@@ -94,6 +95,10 @@ class Verifier:
         for problem in broken:
             _log.error("checking bytes broke off", exc_info=problem)
         return None if broken else [found for found in done if not isinstance(found, BaseException)]
+
+    async def run(self, work: Callable[[], _Result]) -> _Result:
+        """Do other work on the same threads; what it raises is raised here."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def close(self) -> None:
         """Let running work end and take no more."""

@@ -22,7 +22,9 @@ from kvbridge.core.reasons import Reason
 
 
 def _node_serves(question: Question) -> str | None:
-    return "the node is shutting down" if question.candidate.node_draining else None
+    if question.candidate.node_draining:
+        return "the node is shutting down"
+    return _ended(question, Reason.DRAINING)
 
 
 def _is_known(question: Question) -> str | None:
@@ -46,7 +48,8 @@ def _is_not_quarantined(question: Question) -> str | None:
 
 def _is_ready(question: Question) -> str | None:
     candidate = question.candidate
-    pending = candidate.descriptor is None and candidate.ended is None
+    # Every reason to have ended but the one of the deadline, which comes later, was asked for before this.
+    pending = candidate.descriptor is None and candidate.ended is not Reason.TRANSFER_TIMEOUT
     return "the producer has not committed it yet" if pending else None
 
 
@@ -68,10 +71,14 @@ _PRESENCE = (
             Reason.MEMORY_EXHAUSTED,
             Reason.PAYLOAD_CORRUPT,
             Reason.VALUES_NOT_FINITE,
-            Reason.PROBE_BELOW_THRESHOLD,
             Reason.OWNER_UNREACHABLE,
             Reason.TRANSFER_FAILED,
         )
+    ),
+    Check(
+        reason=Reason.PROBE_BELOW_THRESHOLD,
+        problem=_did_not_end_with(Reason.PROBE_BELOW_THRESHOLD),
+        figures=lambda question: question.candidate.probe_figures,
     ),
     Check(reason=Reason.PAYLOAD_NOT_READY, problem=_is_ready),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvbridge.core.catalog.entries import AlignerEntry
@@ -64,6 +65,8 @@ class Candidate:
     """Present exactly if the payload is committed and alive."""
     quarantine: str | None = None
     """What about it is quarantined, for people; None if nothing is."""
+    probe_figures: Mapping[str, float] = field(default_factory=dict)
+    """What the probe of its tokens measured at commit; empty if it was not probed, or that is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
