@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvbridge.core.catalog.entries import AlignerEntry
 from kvbridge.core.catalog.policy import RoutePolicy
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference, PayloadSpec, Verification, seal
+from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.gate import AcquireTerms, AlignerStanding, Candidate, Conditions, Question, decide
 from kvbridge.core.geometry import (
     CacheGeometry,
@@ -126,6 +127,38 @@ def descriptors(draw: st.DrawFn) -> PayloadDescriptor:
 
 
 @st.composite
+def nearly(draw: st.DrawFn, geometry: CacheGeometry) -> CacheGeometry:
+    """Draw a geometry that differs in one field of one group, as far as groups allow that, or in the shard."""
+    at = draw(st.integers(0, len(geometry.groups)))
+    if at == len(geometry.groups):
+        other = draw(geometries())
+        return replace(
+            geometry,
+            tensor_parallel_size=other.tensor_parallel_size,
+            tensor_parallel_rank=other.tensor_parallel_rank,
+        )
+    group = geometry.groups[at]
+    other_group = draw(groups(group.layers))
+    alike = {"head_dim_k", "head_dim_v", "kv_heads", "dtype", "order", "position_encoding", "k_scales", "v_scales"}
+    if group.kind is other_group.kind:
+        alike |= {"window_tokens", "stored_tokens_max"}
+    name = draw(st.sampled_from(sorted(alike)))
+    try:
+        changed = replace(group, **{name: getattr(other_group, name)})
+    except InvalidFieldError:  # A window may not be shorter than what is stored of it.
+        changed = other_group
+    return replace(geometry, groups=(*geometry.groups[:at], changed, *geometry.groups[at + 1 :]))
+
+
+@st.composite
+def almost(draw: st.DrawFn, tag: AlignerTag) -> AlignerTag:
+    """Draw an aligner that differs in one field, or in a model that it is bound to."""
+    other = draw(aligners)
+    name = draw(st.sampled_from(["name", "version", "digest", "source", "target"]))
+    return replace(tag, **{name: getattr(other, name)})
+
+
+@st.composite
 def pairs(draw: st.DrawFn) -> tuple[AcquireTerms, PayloadDescriptor, AlignerEntry | None]:
     """Draw a payload, a consumer that wants exactly it, and then other values for a few of the consumer's fields."""
     payload = draw(descriptors())
@@ -135,14 +168,14 @@ def pairs(draw: st.DrawFn) -> tuple[AcquireTerms, PayloadDescriptor, AlignerEntr
     expected = payload.aligner or reads
     changes: dict[str, st.SearchStrategy[Any]] = {
         "model": models,
-        "geometry": st.none() | geometries(),
+        "geometry": st.none() | geometries() | nearly(payload.geometry) | nearly(payload.geometry),
         "tokens": st.none() | ids.map(sequence),
         "token_offset": st.none() | st.integers(0, 3),
         "first_position": st.integers(0, 3),
         "valid_length_min": st.integers(1, 5),
         "format_version_max": st.integers(0, 2),
         "media": media.map(items),
-        "aligner": st.none() | aligners,
+        "aligner": st.none() | aligners if expected is None else st.none() | almost(expected),
     }
     terms = AcquireTerms(
         reference=PayloadReference(key="k", generation=0),
@@ -156,7 +189,7 @@ def pairs(draw: st.DrawFn) -> tuple[AcquireTerms, PayloadDescriptor, AlignerEntr
     )
     for name in draw(st.lists(st.sampled_from(sorted(changes)), max_size=2)):
         terms = replace(terms, **{name: draw(changes[name])})
-    entry = draw(st.none() | st.just(expected) | aligners)
+    entry = draw(st.none() | aligners if expected is None else st.none() | st.just(expected) | almost(expected))
     listed = None if entry is None else _listed(entry)
     return terms, payload, listed
 
