@@ -80,7 +80,9 @@ def _show(options: argparse.Namespace) -> int:
 def _switch(options: argparse.Namespace) -> int:
     with kvbridge.connect(options.target) as bridge:
         engaged = bridge.admin.set_kill_switch(engaged=options.engaged == "on", why=options.why)
-    lines = ["every handoff is text now" if engaged else "handoffs go by their routes again"]
+    lines = ["handoffs go by their routes again"]
+    if engaged:
+        lines = ["every handoff is text, until this is ended or the node stops"]
     if engaged and options.engaged == "off":
         lines = ["every handoff is still text: the catalog itself declares the kill switch"]
     _print(options, {"engaged": engaged}, lines)

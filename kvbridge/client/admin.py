@@ -12,7 +12,12 @@ import grpc
 
 from kvbridge.client.connector import Connector
 from kvbridge.client.deadlines import Deadline
-from kvbridge.client.errors import ArgumentTypeError, BridgeUnreachableError, ChangeRefusedError
+from kvbridge.client.errors import (
+    ArgumentTypeError,
+    BridgeUnreachableError,
+    ChangeRefusedError,
+    arguments_checked,
+)
 from kvbridge.client.failures import CallFailedError
 from kvbridge.client.rpc import Method
 from kvbridge.core.catalog import AlignerEntry, Catalog, ModelEntry, Route, RoutePolicy
@@ -146,6 +151,8 @@ class Admin:
             The aligners of another version of this model that have no validated successor for this one.
         """
         _require_type("model", model, ModelEntry)
+        with arguments_checked():
+            Catalog.empty().with_model(model)
         request = pb.PutModelRequest(request_id=_request_id(), model=encode_model(model))
         answer = self._call(lambda rpc: rpc.catalog.PutModel, request, timeout)
         return [decode_aligner_tag(tag) for tag in answer.unusable_aligners]
@@ -171,6 +178,8 @@ class Admin:
     def put_route(self, route: Route, *, timeout: float = ADMIN_SECONDS_DEFAULT) -> None:
         """Add a route, or replace the one of its name."""
         _require_type("route", route, Route)
+        with arguments_checked():
+            Catalog.empty().with_route(route)  # What the message could not even hold is refused by its field, too.
         request = pb.PutRouteRequest(request_id=_request_id(), route=encode_route(route))
         self._call(lambda rpc: rpc.catalog.PutRoute, request, timeout)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 
+from kvbridge.core.bounds import require_count, require_number
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.geometry import CacheGeometry
 from kvbridge.core.tags import AlignerTag, ModelTag
+
+CALIBRATION_TOKENS_MAX = (1 << 63) - 1
+"""Most calibration tokens that can be named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +47,12 @@ class AlignerEntry:
         """Refuse figures that nothing measured.
 
         Raises:
-            InvalidFieldError: the error is negative or not finite, or there are no calibration tokens.
+            InvalidFieldError: a figure is no number, negative or not finite, or there are no calibration tokens.
         """
-        if not (math.isfinite(self.alignment_error) and self.alignment_error >= 0):
-            raise InvalidFieldError("alignment_error", f"must be finite and at least 0, got {self.alignment_error}")
-        if min(self.general_tokens, self.in_domain_tokens) < 0 or not self.general_tokens + self.in_domain_tokens:
+        require_number("alignment_error", self.alignment_error, least=0, most=sys.float_info.max)
+        for name in ("general_tokens", "in_domain_tokens"):
+            require_count(f"calibration.{name}", getattr(self, name), least=0, most=CALIBRATION_TOKENS_MAX)
+        if not self.general_tokens + self.in_domain_tokens:
             raise InvalidFieldError("calibration", "must name the tokens that the aligner was calibrated on")
 
     @property

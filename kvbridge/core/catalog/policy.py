@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
 
+from kvbridge.core.bounds import require_count, require_number
 from kvbridge.core.breaker import BreakerPolicy
 from kvbridge.core.cost.policy import GAIN_MAX
 from kvbridge.core.errors import InvalidFieldError
@@ -17,6 +18,23 @@ CACHED_SEGMENTS_MAX = 3
 """Most cached segments in one plan; the field report's default."""
 DEPTH_MAX = 1 << 16
 """Greatest depth that can be named."""
+SEGMENTS_PER_PLAN_MAX = 64
+"""Most cached segments that a route may allow in one plan."""
+_NUMBERS_MAX = {
+    "canary_percent": 100.0,
+    "gain_min": GAIN_MAX,
+    "alignment_error_max": sys.float_info.max,
+    "in_domain_share_min": 1.0,
+}
+"""Numbers of at least 0 with the greatest value of each."""
+_COUNTS = {
+    "tokens_min": (1, TOKENS_MAX),
+    "tokens_min_unmeasured": (1, TOKENS_MAX),
+    "depth_min": (0, DEPTH_MAX),
+    "depth_max": (0, DEPTH_MAX),
+    "cached_segments_max": (1, SEGMENTS_PER_PLAN_MAX),
+}
+"""Whole numbers with the least and the greatest value of each."""
 
 
 @unique
@@ -66,21 +84,15 @@ class RoutePolicy:
         """Refuse what no route can mean.
 
         Raises:
-            InvalidFieldError: a field is out of its range; the error names it.
+            InvalidFieldError: a field is of the wrong type or out of its range; the error names it.
         """
-        _within("canary_percent", self.canary_percent, 0, 100)
-        _within("tokens_min", self.tokens_min, 1, TOKENS_MAX)
-        _within("tokens_min_unmeasured", self.tokens_min_unmeasured, 1, TOKENS_MAX)
-        _within("gain_min", self.gain_min, 0, GAIN_MAX)
-        _within("depth_min", self.depth_min, 0, DEPTH_MAX)
-        _within("depth_max", self.depth_max, 0, DEPTH_MAX)
-        _within("cached_segments_max", self.cached_segments_max, 1, 64)
-        _within("alignment_error_max", self.alignment_error_max, 0, math.inf)
-        _within("in_domain_share_min", self.in_domain_share_min, 0, 1)
+        if not isinstance(self.mode, RouteMode):
+            raise InvalidFieldError("mode", f"must be a RouteMode, got {type(self.mode).__name__}")
+        if not isinstance(self.same_family, bool):
+            raise InvalidFieldError("same_family", f"must be true or false, got {type(self.same_family).__name__}")
+        for name, most in _NUMBERS_MAX.items():
+            require_number(name, getattr(self, name), least=0, most=most)
+        for name, (least, most) in _COUNTS.items():
+            require_count(name, getattr(self, name), least=least, most=most)
         if self.depth_min > self.depth_max:
             raise InvalidFieldError("depth_min", f"is {self.depth_min}, more than depth_max, {self.depth_max}")
-
-
-def _within(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most or not math.isfinite(value):
-        raise InvalidFieldError(name, f"must lie in [{least}, {most}], got {value}")

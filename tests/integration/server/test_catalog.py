@@ -127,9 +127,17 @@ def test_a_refused_change_says_why_and_changes_nothing(bridge: kvbridge.Bridge) 
     admin.put_route(ROUTE)
     with pytest.raises(ArgumentTypeError, match="model"):
         admin.put_model("m")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentValueError) as caught:
-        admin.put_route(replace(ROUTE, name="s", overrides=PolicyOverrides(canary_percent=101.0)))
-    assert caught.value.field == "route.policy.canary_percent"
+    for overrides, field in (
+        (PolicyOverrides(canary_percent=101.0), "route.policy.canary_percent"),
+        (PolicyOverrides(tokens_min=-1), "route.policy.tokens_min"),
+        (PolicyOverrides(gain_min="high"), "route.policy.gain_min"),  # type: ignore[arg-type]
+        (PolicyOverrides(breaker=BreakerOverrides(open_seconds=-1.0)), "route.policy.breaker.open"),
+    ):
+        with pytest.raises(ArgumentValueError) as caught:
+            admin.put_route(replace(ROUTE, name="s", overrides=overrides))
+        assert caught.value.field == field
+    with pytest.raises(ArgumentValueError, match=r"model\.family"):
+        admin.put_model(replace(OLD, family="\n"))
     with pytest.raises(ArgumentValueError, match="names the same edge"):
         admin.put_route(replace(ROUTE, name="s"))
     with pytest.raises(ChangeRefusedError, match="not in the catalog"):
@@ -263,6 +271,24 @@ def test_a_thousand_entries_of_each_kind_are_served(tmp_path: Path) -> None:
         assert bridge.admin.models(timeout=30.0) == list(catalog.models)
 
 
+def test_a_catalog_that_fits_no_message_is_listed_in_pages(tmp_path: Path) -> None:
+    """Showing it whole is refused by the limit's name; page by page everything is there."""
+    file = tmp_path / "large.yaml"
+    file.write_text(_large(300))
+    flags = (*_serving(file), "--message-bytes-max", "60000")
+    with running_bridge(*flags) as process, kvbridge.connect(process.target) as bridge:
+        with pytest.raises(ChangeRefusedError, match="message_bytes_max"):
+            bridge.admin.catalog()
+        with ApiClient(process, attached=False) as client:
+            stub, request = CatalogServiceStub(client.channel), pb.ListAlignersRequest(page_size=100)
+            names: list[str] = []
+            while not names or request.page_token:
+                page = stub.ListAligners(request, metadata=client.metadata, timeout=CALL_SECONDS)
+                names += [listed.aligner.tag.name for listed in page.aligners]
+                request.page_token = page.next_page_token
+        assert names == sorted(f"a{number}" for number in range(300))
+
+
 def _large(count: int) -> str:
     def tag(number: int) -> str:
         return f"{{name: m{number % count}, revision: r, weight_dtype: bfloat16, tokenizer_digest: t}}"
@@ -316,7 +342,10 @@ def test_the_commands_show_a_running_catalog_and_set_the_switch(file: Path) -> N
     with running_bridge(*_serving(file)) as process:
         target = ("--target", process.target)
         switched = _kvbridge("kill-switch", "on", "--why", "a drill", *target)
-        assert (switched.returncode, switched.stdout) == (0, "every handoff is text now\n")
+        assert (switched.returncode, switched.stdout) == (
+            0,
+            "every handoff is text, until this is ended or the node stops\n",
+        )
         shown = json.loads(_kvbridge("catalog", "show", "--json", *target).stdout)
         assert shown["file"] == str(file)
         assert shown["catalog"]["kill_switch"] is True

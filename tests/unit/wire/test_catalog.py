@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,3 +150,17 @@ def test_single_entries_are_refused_by_their_place_in_the_request() -> None:
     with pytest.raises(InvalidFieldError) as caught:
         wire.decode_model(pb.CatalogModel(tag=pb.CatalogModel().tag))
     assert caught.value.field == "model.tag.name"
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_damaged_message_is_refused_and_nothing_worse(data: st.DataObject) -> None:
+    """A message with some bytes changed is no message, a catalog, or refused by the one error that is promised."""
+    damaged = bytearray(_SERIALIZED)
+    for _ in range(data.draw(st.integers(1, 6))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(DecodeError, InvalidCatalogError):
+        assert isinstance(wire.decode_catalog(pb.Catalog.FromString(bytes(damaged))), Catalog)
+
+
+_SERIALIZED = _message().SerializeToString()

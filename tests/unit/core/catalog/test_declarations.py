@@ -47,6 +47,10 @@ def test_nothing_said_inherits_everything() -> None:
         (PolicyOverrides(canary_percent=float("nan")), "canary_percent"),
         (PolicyOverrides(tokens_min=0), "tokens_min"),
         (PolicyOverrides(gain_min=float("inf")), "gain_min"),
+        (PolicyOverrides(mode="on"), "mode"),  # type: ignore[arg-type]
+        (PolicyOverrides(same_family=1), "same_family"),  # type: ignore[arg-type]
+        (PolicyOverrides(tokens_min=2.5), "tokens_min"),  # type: ignore[arg-type]
+        (PolicyOverrides(tokens_min=-1), "tokens_min"),
         (PolicyOverrides(cached_segments_max=65), "cached_segments_max"),
         (PolicyOverrides(in_domain_share_min=-0.1), "in_domain_share_min"),
         (PolicyOverrides(depth_min=5, depth_max=4), "depth_min"),
@@ -99,6 +103,8 @@ def test_a_pattern_that_is_left_empty_fits_anything() -> None:
         {"alignment_error": float("inf")},
         {"general_tokens": 0, "in_domain_tokens": 0},
         {"general_tokens": -1},
+        {"in_domain_tokens": 1 << 64},
+        {"alignment_error": "low"},
     ],
 )
 def test_an_aligner_says_what_was_measured(changes: dict[str, Any]) -> None:
