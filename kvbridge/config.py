@@ -164,6 +164,8 @@ class BridgeConfig:
     """How long another node may take to say whether it has a payload."""
     peer_pull_seconds: float = 60.0
     """How long the bytes of one payload may take from another node."""
+    peer_check_seconds: float = 1.0
+    """How long after its last answer another node is taken not to have been restarted."""
     peer_stall_seconds: float = 5.0
     """How long another node may send nothing while its bytes are awaited."""
     upload_seconds_max: float = 600.0

@@ -18,6 +18,10 @@ FORMAT_VERSIONS_READ = frozenset({FORMAT_VERSION})
 """Versions that this release reads."""
 KEY_BYTES_MAX = 512
 """Longest key in UTF-8."""
+HANDOFF_SCHEME = "kvb://"
+"""How every handoff reference starts; `kvbridge.core.handoff_reference` reads them."""
+HANDOFF_REFERENCE_BYTES_MAX = len(HANDOFF_SCHEME) + 253 + len("/@") + KEY_BYTES_MAX + 20
+"""Longest handoff reference in UTF-8: the longest node name, the longest key and the greatest generation."""
 TEXT_BYTES_MAX = 4 << 20
 """Longest fallback text in UTF-8 (4 MiB)."""
 TEXT_URI_BYTES_MAX = 4096
@@ -216,17 +220,18 @@ def seal(
 
 
 def check_key(key: str) -> None:
-    """Refuse keys that are empty, too long or unprintable.
+    """Refuse keys that are empty, too long or unprintable; a handoff reference may be longer than the key in it.
 
     Raises:
         InvalidFieldError: naming `key`.
     """
+    bytes_max = HANDOFF_REFERENCE_BYTES_MAX if key.startswith(HANDOFF_SCHEME) else KEY_BYTES_MAX
     if not key:
         raise InvalidFieldError("key", "must not be empty")
     if not key.isprintable():
         raise InvalidFieldError("key", "holds characters that do not print")
-    if _utf8_bytes("key", key) > KEY_BYTES_MAX:
-        raise InvalidFieldError("key", f"is over {KEY_BYTES_MAX} bytes of UTF-8")
+    if _utf8_bytes("key", key) > bytes_max:
+        raise InvalidFieldError("key", f"is over {bytes_max} bytes of UTF-8")
 
 
 def _utf8_bytes(name: str, text: str) -> int:

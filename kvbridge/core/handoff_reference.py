@@ -7,19 +7,21 @@ a message between agents, say, can ask its own node for it as if it were a key, 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
-from kvbridge.core.descriptor import PayloadReference, check_key
+from kvbridge.core.descriptor import HANDOFF_SCHEME, PayloadReference, check_key
 from kvbridge.core.errors import InvalidFieldError
 
-SCHEME = "kvb://"
+SCHEME = HANDOFF_SCHEME
 """How every handoff reference starts. No producer may publish under a key that does."""
 GENERATION_MAX = (1 << 64) - 1
 """Greatest generation."""
 
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 """What a node may be called: what a host may, and underscores."""
+_GENERATION = re.compile(r"[1-9][0-9]{0,19}")
+"""A generation, written in one way only: two spellings would be two replicas of one payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class HandoffReference:
             raise InvalidFieldError("key", f"must be {SCHEME}NODE/KEY@GENERATION")
         if not is_node_id(node_id):
             raise InvalidFieldError("key", f"names a node {node_id!r} that no node can be called")
-        if not (generation.isascii() and generation.isdecimal() and 1 <= int(generation) <= GENERATION_MAX):
+        if _GENERATION.fullmatch(generation) is None or int(generation) > GENERATION_MAX:
             raise InvalidFieldError("key", f"must end in a generation from 1 to {GENERATION_MAX}")
         if is_handoff_reference(key):
             raise InvalidFieldError("key", "names a handoff reference inside a handoff reference")
@@ -59,6 +61,21 @@ class HandoffReference:
 def is_handoff_reference(key: str) -> bool:
     """Tell whether a key means a payload by its name on every node."""
     return key.startswith(SCHEME)
+
+
+def everywhere(owner: str, reference: PayloadReference) -> PayloadReference:
+    """Return the name that another node gives to what the node `owner` calls `reference`."""
+    if is_handoff_reference(reference.key):
+        return lineage(reference)
+    return PayloadReference(key=str(HandoffReference(node_id=owner, payload=reference)), generation=1)
+
+
+def lineage(reference: PayloadReference) -> PayloadReference:
+    """Return under what name it is remembered where a payload came from and where it went.
+
+    A node may bring a payload over more than once, each time as a new generation of its own; all are one payload.
+    """
+    return replace(reference, generation=1) if is_handoff_reference(reference.key) else reference
 
 
 def is_node_id(text: str) -> bool:

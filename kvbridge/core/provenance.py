@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvbridge.core.descriptor import PayloadReference
+from kvbridge.core.handoff_reference import is_handoff_reference
 from kvbridge.core.tags import AlignerTag, ModelTag
 
 
@@ -147,8 +148,12 @@ class Provenance:
         aligner: AlignerTag | None,
         derived_from: Iterable[PayloadReference],
     ) -> Origin:
-        """Remember a payload that was reserved under a new reference."""
-        assert reference not in self._origins, reference
+        """Remember a payload that was reserved under a new reference, or was brought once more from another node."""
+        known = self._origins.get(reference)
+        if known is not None:
+            assert is_handoff_reference(reference.key), reference
+            self._revive(known)
+            return known
         sources = tuple(dict.fromkeys(derived_from))
         origin = Origin(
             reference=reference,
@@ -272,6 +277,11 @@ class Provenance:
                 continue
             found |= {tag: None for tag in origin.applied if tag.target == model}
         return tuple(found)
+
+    def _revive(self, origin: Origin) -> None:
+        origin.ended_at = None
+        self._ended.pop(origin.reference, None)
+        self._pinned.pop(origin.reference, None)
 
     def _drop_receipt(self, origin: Origin, token: str) -> None:
         receipt = origin.receipts.pop(token, None)

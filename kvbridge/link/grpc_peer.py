@@ -30,6 +30,7 @@ from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, split_chunk
 MESSAGE_BYTES_MAX = 64 << 20
 """Largest message that is accepted: room for the longest text and token list together."""
 _REQUEST_ID_BYTES = 16
+_GIVE_UP_SECONDS_MAX = 1.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -59,6 +60,15 @@ class GrpcPeer:
         """Show who is called where."""
         return f"<GrpcPeer {self._node_id} at {self._target}>"
 
+    async def ping(self, *, seconds_max: float) -> int:
+        """Return the node's boot epoch; errors as for `Peer.ping`."""
+        try:
+            answer = await self._peer.Ping(peer_service_pb2.PingRequest(), timeout=seconds_max, metadata=self._metadata)
+        except aio.AioRpcError as error:
+            raise OwnerUnreachableError(f"node {self._node_id!r} did not answer: {_words(error)}") from error
+        self._require_right(answer)
+        return int(answer.epoch)
+
     async def open(self, tenant: str, reference: PayloadReference, *, seconds_max: float) -> Opened | Closed:
         """Lease a payload; errors as for `Peer.open`."""
         request = peer_service_pb2.OpenPayloadRequest(
@@ -66,13 +76,17 @@ class GrpcPeer:
         )
         try:
             answer = await self._peer.OpenPayload(request, timeout=seconds_max, metadata=self._metadata)
-            if answer.owner.node_id != self._node_id:
-                raise OwnerUnreachableError(f"{self._target} is node {answer.owner.node_id!r}, not {self._node_id!r}")
-            return _decode_answer(answer)
         except aio.AioRpcError as error:
             raise OwnerUnreachableError(f"node {self._node_id!r} did not answer: {_words(error)}") from error
+        try:
+            self._require_right(answer.owner)
+            return _decode_answer(answer)
         except InvalidFieldError as error:
+            await self._give_up(answer)
             raise OwnerUnreachableError(f"node {self._node_id!r} gave no answer that makes sense: {error}") from error
+        except OwnerUnreachableError:
+            await self._give_up(answer)
+            raise
 
     async def pull(self, lease_token: str, *, seconds_max: float) -> AsyncGenerator[memoryview, None]:
         """Yield the canonical bytes of a leased payload; errors as for `Peer.pull`."""
@@ -81,7 +95,7 @@ class GrpcPeer:
         try:
             async for message in call:
                 chunk = split_chunk(message, DOWNLOAD_CHUNK_TAG)
-                if chunk is None:
+                if not chunk:  # An empty one says nothing, and a stream of them would never end.
                     raise TransferFailedError(f"node {self._node_id!r} sent what is not a chunk")
                 yield chunk
         except aio.AioRpcError as error:
@@ -104,6 +118,15 @@ class GrpcPeer:
     async def close(self) -> None:
         """Hang up."""
         await self._channel.close(None)
+
+    def _require_right(self, owner: peer_service_pb2.PingResponse) -> None:
+        if owner.node_id != self._node_id:
+            raise OwnerUnreachableError(f"{self._target} is node {owner.node_id!r}, not {self._node_id!r}")
+
+    async def _give_up(self, answer: peer_service_pb2.OpenPayloadResponse) -> None:
+        """Return a lease that nothing can be done with."""
+        if answer.opened.lease_token:
+            await self.release(answer.opened.lease_token, seconds_max=_GIVE_UP_SECONDS_MAX)
 
 
 class StaticPeers:
@@ -139,6 +162,7 @@ def _decode_answer(answer: peer_service_pb2.OpenPayloadResponse) -> Opened | Clo
             ttl_seconds=decode_duration(opened.time_to_live, "time_to_live"),
             descriptor=decode_descriptor(opened.descriptor),
             fallback=decode_fallback(opened.fallback),
+            epoch=answer.owner.epoch,
         )
     closed = answer.closed
     return Closed(
@@ -147,6 +171,7 @@ def _decode_answer(answer: peer_service_pb2.OpenPayloadResponse) -> Opened | Clo
         fallback=decode_fallback(closed.fallback) if closed.HasField("fallback") else FallbackText(),
         tokens=decode_tokens(closed.tokens) if closed.HasField("tokens") else None,
         model=decode_model_tag(closed.model) if closed.HasField("model") else None,
+        epoch=answer.owner.epoch,
     )
 
 

@@ -33,6 +33,8 @@ class Opened:
     """What was sealed."""
     fallback: FallbackText
     """What consumers take instead."""
+    epoch: int
+    """The owner's boot epoch; another one means that everything it had is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +51,19 @@ class Closed:
     """The producer's tokens, if it gave them."""
     model: ModelTag | None
     """Who computed the cache, or was to; None if that is not known."""
+    epoch: int
+    """The owner's boot epoch."""
 
 
 class Peer(Protocol):
-    """Another node. Every call takes what time it may use, in seconds."""
+    """Another node. Every call takes what time it may use, in seconds, and can be cancelled at any moment."""
+
+    async def ping(self, *, seconds_max: float) -> int:
+        """Return the node's boot epoch.
+
+        Raises:
+            OwnerUnreachableError: there was no answer in time, or another node answered.
+        """
 
     async def open(self, tenant: str, reference: PayloadReference, *, seconds_max: float) -> Opened | Closed:
         """Lease a payload.

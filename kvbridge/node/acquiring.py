@@ -166,8 +166,10 @@ class Acquiring:
         keys = [terms.reference.key for terms in asked.parts]
         missing = await self._fetching.missing(tenancy, keys, seconds_left)
         try:
-            fetched = self._fetching.fetch(tenancy, missing, passing=passing, seconds_left=seconds_left)
-            return decide_all(await fetched if missing else {})
+            foreign: ForeignByKey = {}
+            if missing:
+                foreign = await self._fetching.fetch(tenancy, missing, passing=passing, seconds_left=seconds_left)
+            return decide_all(foreign)
         finally:
             with tenancy.ledger() as ledger:
                 self._give_back(asked.client, ledger, kept)

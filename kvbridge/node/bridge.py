@@ -36,17 +36,19 @@ from kvbridge.node.containment import Containment
 from kvbridge.node.costs import CostKeeper
 from kvbridge.node.fetching import Fetching
 from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, Client, Sessions
+from kvbridge.node.incarnations import Incarnations
 from kvbridge.node.journal import Journal
 from kvbridge.node.lending import Lent, Refused, lend
 from kvbridge.node.observation import Observation
 from kvbridge.node.probes import Probes
-from kvbridge.node.replicas import ReplicaLimits, Replicas
+from kvbridge.node.replicas import Replicas
 from kvbridge.node.reports import Reports
 from kvbridge.node.surroundings import Surroundings
 from kvbridge.node.tenancy import Tenancy
 from kvbridge.node.traffic import Traffic
 from kvbridge.node.upload import Upload
 from kvbridge.node.verification import Verifier
+from kvbridge.node.visit import VisitLimits, Visitor
 from kvbridge.wire import Seal
 
 _log = logging.getLogger(__name__)
@@ -363,20 +365,23 @@ class Bridge:
 
     def _new_replicas(self, peers: Peers) -> Replicas:
         config = self.config
-        limits = ReplicaLimits(
+        limits = VisitLimits(
             open_seconds_max=config.peer_open_seconds,
             pull_seconds_max=config.peer_pull_seconds,
             stall_seconds_max=config.peer_stall_seconds,
         )
-        return Replicas(
-            node_id=config.node_id,
-            peers=peers,
+        incarnations = Incarnations(
+            peers, clock=self._clock, seconds_fresh=config.peer_check_seconds, background=self._background
+        )
+        visitor = Visitor(
             limits=limits,
             new_upload=partial(Upload, self),
             release=self.release,
             costs=self.costs,
             background=self._background,
+            incarnations=incarnations,
         )
+        return Replicas(peers, visitor)
 
     def _tenancy(self, client: Client) -> Tenancy:
         return self._tenancies[client.tenant]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from functools import lru_cache
 
 from kvbridge.core.catalog.policy import RoutePolicy
@@ -13,14 +16,21 @@ from kvbridge.node.check_costs import CheckCosts, CheckedPayload, canonical_byte
 
 BY_VALUE = "(by value)"
 """Stands for the place of clients that share no memory with the node; no node has this name."""
+PULL_TRUST_SECONDS = 60.0
+"""How long bytes that came from a node say how fast others would come; then somebody has to try again, because whoever
+is refused measures nothing."""
 _POLICIES_MAX = 1024
 
 
 class CostKeeper:
     """Takes measurements and answers with estimates."""
 
-    def __init__(self, node_id: str, limits: CostLimits | None = None) -> None:
-        """Start without any measurement."""
+    def __init__(
+        self, node_id: str, limits: CostLimits | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start without any measurement; `clock` gives monotonic seconds."""
+        self._clock = clock
+        self._pulled_at: dict[str, float] = {}  # by owner; only configured nodes are pulled from
         self.model = CostModel(limits or CostLimits())
         self.checks = CheckCosts()
         self._node_id = node_id
@@ -78,6 +88,7 @@ class CostKeeper:
     def record_pull(self, owner: str, nbytes: int, seconds: float) -> None:
         """Take the node's own measurement of bytes that came from another node."""
         self.model.record_transfer((owner, self._node_id), nbytes, seconds)
+        self._pulled_at[owner] = self._clock()
 
     def _pair(self, *, attached: bool, owner: str | None = None) -> tuple[str, str]:
         if owner is not None:
@@ -85,7 +96,7 @@ class CostKeeper:
         return (self._node_id, self._node_id if attached else BY_VALUE)
 
     def _pull_seconds(self, owner: str | None, nbytes: int) -> float:
-        if owner is None:
+        if owner is None or self._clock() - self._pulled_at.get(owner, -math.inf) > PULL_TRUST_SECONDS:
             return 0.0
         return self.model.transfer_seconds((owner, self._node_id), nbytes) or 0.0
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from kvbridge.core.descriptor import PayloadReference, PayloadSpec
 from kvbridge.core.errors import BridgeError, InvalidFieldError, UnknownReferenceError
 from kvbridge.core.events import PayloadQuarantined, PayloadRevoked
+from kvbridge.core.handoff_reference import is_handoff_reference, lineage
 from kvbridge.core.ledger import Grant, Ledger, Payload, PayloadEnded
 from kvbridge.core.ledger.states import PENDING_STATES
 from kvbridge.core.provenance import Provenance, ProvenanceLimits, Receipt
@@ -145,7 +146,10 @@ class QuarantineKeeper:
     def reserved(self, client: Client, grant: Grant, spec: PayloadSpec) -> None:
         """Note a payload that will be written."""
         self._books[client.tenant].enter(
-            reference=grant.reference, model=spec.model, aligner=spec.aligner, derived_from=spec.derived_from
+            reference=lineage(grant.reference),
+            model=spec.model,
+            aligner=spec.aligner,
+            derived_from=map(lineage, spec.derived_from),
         )
 
     def commit_failure(self, tenant: str, payload: Payload) -> tuple[Reason, str] | None:
@@ -166,7 +170,7 @@ class QuarantineKeeper:
                     at=self._clock(),
                     aligner=part.aligner_to_apply,
                 )
-                provenance.receive(part.grant.reference, receipt)
+                provenance.receive(lineage(part.grant.reference), receipt)
 
     def advance(self) -> None:
         """Forget what is past its window."""
@@ -185,7 +189,7 @@ class QuarantineKeeper:
         derived_from: Iterable[PayloadReference],
     ) -> str | None:
         """Say what about a payload, or the aligner that it went or will go through, is quarantined, or None."""
-        return self._books[tenant].problem(reference, model, aligner, derived_from)
+        return self._books[tenant].problem(lineage(reference), model, aligner, map(lineage, derived_from))
 
     # What people do
 
@@ -200,6 +204,7 @@ class QuarantineKeeper:
             NotPersistedError: it is in force but could not be written.
         """
         book = self._books[client.tenant]
+        target = lineage(target) if isinstance(target, PayloadReference) and target.generation else target
         new = Quarantine(quarantine_id=secrets.token_urlsafe(_ID_BYTES), target=target, why=why, since=time.time())
         known = book.on(target)
         imposed = known or new
@@ -270,22 +275,22 @@ class QuarantineKeeper:
     def _looked_at(self, book: Quarantines, ledger: Ledger, touched: Touched) -> TouchedPayload:
         reference = touched.reference
         origin = book.provenance.find(reference)
-        occupant = ledger.occupant(key=reference.key, generation=reference.generation)
+        occupants = _occupants(ledger, reference)
         return TouchedPayload(
             reference=reference,
             because=touched.because,
-            leases=0 if occupant is None else occupant.leases,
+            leases=sum(occupant.leases for occupant in occupants),
             handoffs=0 if origin is None else len(origin.receipts),
-            alive=occupant is not None,
+            alive=bool(occupants),
         )
 
     def _end(self, ledger: Ledger, touched: Iterable[Touched]) -> None:
         """End what can still be read; what is not committed yet never will be."""
         now = self._clock()
         for one in touched:
-            occupant = ledger.occupant(key=one.reference.key, generation=one.reference.generation)
-            if occupant is not None and occupant.state not in PENDING_STATES:
-                ledger.fail(now=now, payload_id=occupant.payload_id, reason=Reason.QUARANTINED, detail=one.because)
+            for occupant in _occupants(ledger, one.reference):
+                if occupant.state not in PENDING_STATES:
+                    ledger.fail(now=now, payload_id=occupant.payload_id, reason=Reason.QUARANTINED, detail=one.because)
 
     def _tell(self, ledger: Ledger, concerns: Iterable[_Concern]) -> None:
         for concern in concerns:
@@ -305,8 +310,8 @@ class QuarantineKeeper:
     def _ended(self, tenancy: Tenancy, ended: PayloadEnded) -> None:
         """Note the end of a payload, and tell those who hold it if its tensors were found bad."""
         provenance = self._books[tenancy.tenant].provenance
-        provenance.end(ended.reference, now=self._clock())
-        origin = provenance.find(ended.reference)
+        provenance.end(lineage(ended.reference), now=self._clock())
+        origin = provenance.find(lineage(ended.reference))
         if origin is None or not origin.receipts or ended.reason in _HARMLESS_ENDS:
             return
         event = PayloadRevoked(reference=ended.reference, reason=ended.reason, detail=ended.detail)
@@ -318,3 +323,11 @@ class QuarantineKeeper:
     def _is_live(self, ledger: Ledger, receipt: Receipt) -> bool:
         left = ledger.lease_seconds_left(now=self._clock(), client_id=receipt.client_id, token=receipt.lease_token)
         return left is not None
+
+
+def _occupants(ledger: Ledger, reference: PayloadReference) -> list[Payload]:
+    """Return what occupies memory under a reference; of what was brought from another node, each time it was."""
+    if not is_handoff_reference(reference.key):
+        occupant = ledger.occupant(key=reference.key, generation=reference.generation)
+        return [] if occupant is None else [occupant]
+    return ledger.occupants(key=reference.key)

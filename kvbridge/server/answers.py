@@ -21,6 +21,7 @@ _REQUEST_ID_CHARACTERS_MAX = 64
 class _Entry:
     fingerprint: bytes
     task: asyncio.Task[Any]
+    callers: int = 0
     answer_bytes: int = 0
 
 
@@ -50,11 +51,13 @@ class Answers:
         work: Callable[[], Awaitable[_Answer]],
         *,
         stops_with_caller: bool = False,
+        stops_unheard: bool = False,
     ) -> _Answer:
         """Do `work` for this request, or return what it gave before.
 
         The work goes on if the caller goes away, so that its next try finds the answer; unless it `stops_with_caller`,
-        as work must that reads from the caller.
+        as work must that reads from the caller, or `stops_unheard`, that is with the last caller who waits for it, as
+        work should that takes long and leaves nothing if it is stopped.
 
         Raises:
             InvalidFieldError: the request id is missing, too long, or was used for another request.
@@ -67,14 +70,19 @@ class Answers:
             entry = self._begin((client_id, request_id), fingerprint, work)
         elif entry.fingerprint != fingerprint:
             raise InvalidFieldError("request_id", "was used before for another request")
+        entry.callers += 1
         try:
             answer: _Answer = await asyncio.shield(entry.task)
         except asyncio.CancelledError:
-            if stops_with_caller:
+            # A caller that lost its connection may wait for the same answer on a new one already.
+            unheard = stops_unheard and entry.callers == 1
+            if (stops_with_caller or unheard) and not entry.task.done():
                 # Forgotten at once, so that the next try does not meet the one that is being stopped.
                 self._forget((client_id, request_id), entry.task)
                 entry.task.cancel()
             raise
+        finally:
+            entry.callers -= 1
         return answer
 
     def _begin(self, name: tuple[str, str], fingerprint: bytes, work: Callable[[], Awaitable[_Answer]]) -> _Entry:

@@ -102,7 +102,8 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
                 layout=None if answer.layout is None else encode_layout(answer.layout),
             )
 
-        return await self._answers.once(client.client_id, request.request_id, request, work)
+        # Bytes that come from another node, or are checked, are not waited for on behalf of nobody.
+        return await self._answers.once(client.client_id, request.request_id, request, work, stops_unheard=True)
 
     async def Renew(self, request: pb.RenewRequest, context: _Context) -> pb.RenewResponse:  # noqa: N802
         """Prolong reservations, holds and leases."""

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from grpc import aio
 
 from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.handoff_reference import is_handoff_reference
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.lending import Lent, Refused
 from kvbridge.server.answers import Answers
@@ -45,6 +46,8 @@ class PeerServicer(PeerServiceServicer):
             reference = decode_reference(request.reference)
             if not reference.generation:
                 raise InvalidFieldError("reference.generation", "is required")
+            if is_handoff_reference(reference.key):
+                raise InvalidFieldError("reference.key", "names a payload of another node; ask that node")
             answer = self._bridge.lend(client, request.tenant, reference)
             owner = self._owner()
             if isinstance(answer, Refused):

@@ -50,6 +50,8 @@ _SERVICES = (
     catalog_service_pb2.DESCRIPTOR.services_by_name["CatalogService"].full_name,
 )
 _NODE_NAME_BYTES = 24
+_NODE_ID_CHARACTERS_SHOWN = 64
+"""As much of a node's name as leaves room in a client's name for what cannot be guessed."""
 _STOP_GRACE_SECONDS = 1.0
 _KEEPALIVE_MILLISECONDS = 20_000
 _PRIVATE_DIRECTORY_MODE = 0o700
@@ -85,9 +87,8 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         CatalogFileError: the catalog's file holds what cannot run.
     """
     Path(config.socket).parent.mkdir(mode=_PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
-    peers = StaticPeers(
-        config.peer_targets(), client_name=f"node.{config.node_id}.{secrets.token_urlsafe(_NODE_NAME_BYTES)}"
-    )
+    name = f"node.{config.node_id[:_NODE_ID_CHARACTERS_SHOWN]}.{secrets.token_urlsafe(_NODE_NAME_BYTES)}"
+    peers = StaticPeers(config.peer_targets(), client_name=name)
     bridge = Bridge(config, peers=peers)
     metrics = MetricsServer(bridge.observation.metrics, is_serving=lambda: not bridge.draining)
     descriptors = DescriptorServer(

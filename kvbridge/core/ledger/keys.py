@@ -114,6 +114,11 @@ class KeyIndex:
             return None
         return known.entries.get(generation or next(reversed(known.entries)))
 
+    def occupants(self, key: str) -> list[PayloadEntry]:
+        """Return the payloads that occupy memory, in whatever state, oldest first."""
+        known = self._keys.get(key)
+        return [] if known is None else list(known.entries.values())
+
     def _newest(self, key: str, known: _Key) -> PayloadEntry | Tombstone | None:
         committed = known.entries.get(known.committed_generation)
         if committed is not None and committed.state is PayloadState.COMMITTED:

@@ -323,6 +323,10 @@ class Ledger:
         entry = self._life.keys.occupant(key, generation)
         return None if entry is None else entry.picture()
 
+    def occupants(self, *, key: str) -> list[Payload]:
+        """Return every payload that occupies memory under `key`, in whatever state, oldest first."""
+        return [entry.picture() for entry in self._life.keys.occupants(key)]
+
     def payloads(self, *, key_prefix: str = "", page_size: int, cursor: int | None = None) -> Page:
         """Return a page of the payloads that occupy memory, newest first.
 

@@ -1,0 +1,240 @@
+"""One payload of another node, for as long as somebody waits for it.
+
+1. However many consumers wait, the owner is asked once and the bytes come once: all of them share one *visit*.
+2. The visit holds one lease at the owner, renewed while bytes come and given back when the last one leaves. An answer
+   that is under way is waited for, so that the lease in it is given back, too.
+3. The bytes go straight into a slot and are checked against the owner's digests before anybody can lease them. What
+   cannot be checked is not taken.
+4. Nobody waits longer than its deadline allows, and a little less for each other who waits. When nobody is left the
+   transfer breaks off; how fast it was is remembered, so that the next one that could not be in time is not begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from kvbridge.core.descriptor import PayloadSpec, Verification
+from kvbridge.core.errors import BridgeError, InvalidFieldError, MemoryExhaustedError, UnknownReferenceError
+from kvbridge.core.handoff_reference import HandoffReference
+from kvbridge.core.ledger import Grant, Rejected
+from kvbridge.core.reasons import Reason
+from kvbridge.link.port import Opened, OwnerUnreachableError, Peer
+from kvbridge.node.background import Background
+from kvbridge.node.byte_checks import NODE_CLIENT_ID, Failure, patience
+from kvbridge.node.costs import CostKeeper
+from kvbridge.node.foreign import Foreign, closed, opened, unfit, unheard
+from kvbridge.node.identity import Client
+from kvbridge.node.incarnations import Incarnations
+from kvbridge.node.upload import Upload
+from kvbridge.wire import Seal
+
+_Result = TypeVar("_Result")
+
+_RELEASE_SECONDS_MAX = 2.0
+_RENEWALS_PER_TTL = 3
+_RENEWAL_SECONDS_MIN = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisitLimits:
+    """How long other nodes may take."""
+
+    open_seconds_max: float
+    """An owner's answer."""
+    pull_seconds_max: float
+    """The bytes of one payload."""
+    stall_seconds_max: float
+    """The wait for the next bytes."""
+
+
+class NewUpload(Protocol):
+    """Begins a payload that arrives by value."""
+
+    def __call__(self, client: Client, spec: PayloadSpec, valid_length: int) -> Upload:
+        """Reserve a slot; errors as for `Upload`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """What all visits of a node work with."""
+
+    limits: VisitLimits
+    """How long they may take."""
+    new_upload: NewUpload
+    """Takes what they bring."""
+    release: Callable[[Client, Sequence[str]], object]
+    """Returns the hold on what they brought."""
+    costs: CostKeeper
+    """Learns how fast bytes come."""
+    background: Background
+    """Runs what several wait for."""
+    incarnations: Incarnations
+    """Learns of the owners' starts."""
+
+
+class Visit:
+    """One payload of another node."""
+
+    def __init__(self, reference: HandoffReference, tenant: str, *, peer: Peer | None, visitor: Visitor) -> None:
+        """Ask `peer`, None if nobody knows where the owner is, when the first one looks."""
+        self.users = 0
+        self.epoch: int | None = None
+        self._reference = reference
+        self._tenant = tenant
+        self._peer = peer
+        self._visitor = visitor
+        self._client = Client(client_id=NODE_CLIENT_ID, tenant=tenant, attached=False)
+        self._opened: tuple[Opened, Foreign, PayloadSpec] | None = None
+        self._lease_token = ""
+        self._looking: asyncio.Task[Foreign] | None = None
+        self._pulling: asyncio.Task[Failure | None] | None = None
+        self._is_whole = False  # all bytes are here, and only their check is left
+        self._hold: Grant | None = None
+        self._hurried = 0  # callers who wait with a deadline
+
+    def __repr__(self) -> str:
+        """Show what is visited, and for how many."""
+        return f"<Visit to {self._reference} for {self.users}>"
+
+    @property
+    def brought(self) -> bool:
+        """Tell whether there is a replica that this visit has brought."""
+        return self._hold is not None
+
+    async def look(self, seconds_left: float | None) -> Foreign:
+        """Return what the owner says."""
+        if self._looking is None:
+            self._looking = self._visitor.background.start(self._look())
+        if await self._ends_in_time(self._looking, seconds_left):
+            return self._looking.result()
+        return self._unreachable("it did not answer before the caller's deadline")
+
+    async def pull(self, seconds_left: float | None) -> Failure | None:
+        """Bring the bytes over and return why that failed, or None; the owner must have leased them."""
+        if self._pulling is None:
+            self._pulling = self._visitor.background.start(self._pull())
+        if await self._ends_in_time(self._pulling, seconds_left):
+            return self._pulling.result()
+        return Reason.TRANSFER_TIMEOUT, "the bytes did not arrive before the caller's deadline"
+
+    async def end(self) -> None:
+        """Break off and give everything back; nobody may wait any more."""
+        if self._looking is not None:
+            await asyncio.wait({self._looking})
+        if self._pulling is not None:
+            if not self._is_whole:
+                self._pulling.cancel()
+            await asyncio.wait({self._pulling})
+        if self._hold is not None:
+            with suppress(UnknownReferenceError):
+                self._visitor.release(self._client, [self._hold.token])
+        if self._lease_token and self._peer is not None:
+            await self._peer.release(self._lease_token, seconds_max=_RELEASE_SECONDS_MAX)
+
+    async def _ends_in_time(self, task: asyncio.Task[_Result], seconds_left: float | None) -> bool:
+        timeout = patience(seconds_left, others=self._hurried)
+        self._hurried += timeout is not None
+        try:
+            done, _ = await asyncio.wait({task}, timeout=timeout)
+        finally:
+            self._hurried -= timeout is not None
+        return bool(done)
+
+    # Asking
+
+    def _unreachable(self, why: str) -> Foreign:
+        detail = f"node {self._reference.node_id!r}: {why}"
+        return unheard(self._reference).lost((Reason.OWNER_UNREACHABLE, detail))
+
+    async def _look(self) -> Foreign:
+        if self._peer is None:
+            return self._unreachable("nobody knows where it is")
+        try:
+            answer = await self._peer.open(
+                self._tenant, self._reference.payload, seconds_max=self._visitor.limits.open_seconds_max
+            )
+            self.epoch = answer.epoch
+            self._visitor.incarnations.hear(self._reference.node_id, answer.epoch)
+            if not isinstance(answer, Opened):
+                return closed(self._reference, answer)
+            self._lease_token = answer.lease_token
+            foreign, spec = opened(self._reference, answer)
+        except OwnerUnreachableError as error:
+            return unheard(self._reference).lost((Reason.OWNER_UNREACHABLE, str(error)))
+        except InvalidFieldError as error:
+            return self._unreachable(f"its answer makes no sense: {error}")
+        self._opened = answer, foreign, spec
+        return foreign
+
+    # Bringing over
+
+    async def _pull(self) -> Failure | None:
+        assert self._opened is not None, self
+        answer, foreign, spec = self._opened
+        assert foreign.descriptor is not None, self
+        problem = unfit(foreign.descriptor)
+        if problem is not None:
+            return Reason.TRANSFER_FAILED, problem
+        try:
+            async with asyncio.timeout(self._visitor.limits.pull_seconds_max):
+                return await self._receive(answer, spec)
+        except TimeoutError:
+            return Reason.TRANSFER_FAILED, "the bytes stopped coming, or came too slowly"
+        except MemoryExhaustedError as error:
+            return Reason.MEMORY_EXHAUSTED, str(error)
+        except BridgeError as error:
+            return Reason.TRANSFER_FAILED, str(error)
+
+    async def _receive(self, answer: Opened, spec: PayloadSpec) -> Failure | None:
+        length = answer.descriptor.valid_length
+        with self._visitor.new_upload(self._client, spec, length) as upload:
+            renewing = asyncio.get_running_loop().create_task(self._renew(answer))
+            try:
+                await self._write(upload, answer.lease_token)
+            finally:
+                renewing.cancel()
+                await asyncio.wait({renewing})
+            self._is_whole = True
+            outcome = await upload.finish(
+                Seal(
+                    valid_length=length,
+                    layer_digests=answer.descriptor.layer_digests,
+                    verification=Verification.DIGEST,
+                    hold=True,
+                )
+            )
+        if isinstance(outcome, Rejected):
+            quarantined = outcome.reason is Reason.QUARANTINED
+            return Reason.QUARANTINED if quarantined else Reason.TRANSFER_FAILED, outcome.detail
+        self._hold = outcome.hold
+        return None
+
+    async def _write(self, upload: Upload, lease_token: str) -> None:
+        assert self._peer is not None, self
+        limits = self._visitor.limits
+        began_at, nbytes = time.perf_counter(), 0
+        try:
+            async with aclosing(self._peer.pull(lease_token, seconds_max=limits.pull_seconds_max)) as chunks:
+                while True:
+                    async with asyncio.timeout(limits.stall_seconds_max):
+                        chunk = await anext(chunks, None)
+                    if chunk is None:
+                        return
+                    upload.write(chunk)
+                    nbytes += chunk.nbytes
+        finally:
+            # What broke off because it was too slow says so, too; otherwise every hurried caller would begin it anew.
+            if nbytes:
+                seconds = time.perf_counter() - began_at
+                self._visitor.costs.record_pull(self._reference.node_id, nbytes, seconds)
+
+    async def _renew(self, answer: Opened) -> None:
+        assert self._peer is not None, self
+        while True:
+            await asyncio.sleep(max(answer.ttl_seconds / _RENEWALS_PER_TTL, _RENEWAL_SECONDS_MIN))
+            await self._peer.renew(answer.lease_token, seconds_max=self._visitor.limits.stall_seconds_max)
