@@ -95,13 +95,13 @@ class Acquiring:
         self._fetching = fetching
         self._journal = journal
 
-    async def acquire(self, asked: Acquisition, tenancy: Tenancy, *, node_draining: bool) -> HandoffAnswer:
-        """Answer with a lease or the text for each part.
+    async def acquire(self, asked: Acquisition, tenancy: Tenancy, *, is_draining: Callable[[], bool]) -> HandoffAnswer:
+        """Answer with a lease or the text for each part; `is_draining` tells whether the node is shutting down.
 
         Raises:
             LimitExceededError: the client or the node has too many references; none is left of this call.
         """
-        parts = await self._decide_with_others(asked, tenancy, node_draining=node_draining)
+        parts = await self._decide_with_others(asked, tenancy, is_draining=is_draining)
         _refuse_what_is_not_here(parts)
         if asked.verification is not Verification.NONE:
             await self._see_to_all_bytes(asked, tenancy, parts)
@@ -144,7 +144,9 @@ class Acquiring:
         said = foreign.get(reference.key)
         return said or ledger.find(now=self._clock(), key=reference.key, generation=reference.generation)
 
-    async def _decide_with_others(self, asked: Acquisition, tenancy: Tenancy, *, node_draining: bool) -> list[_Part]:
+    async def _decide_with_others(
+        self, asked: Acquisition, tenancy: Tenancy, *, is_draining: Callable[[], bool]
+    ) -> list[_Part]:
         """Bring over from other nodes what passes every check but that of its bytes, and decide every part.
 
         What is here already stays leased meanwhile, so that it does not make room for what comes.
@@ -152,7 +154,7 @@ class Acquiring:
         kept: list[_Part] = []
 
         def decide_all(foreign: ForeignByKey) -> list[_Part]:
-            return self._decide_all(asked, tenancy, foreign, node_draining=node_draining)
+            return self._decide_all(asked, tenancy, foreign, node_draining=is_draining())
 
         def passing(foreign: ForeignByKey) -> list[str]:
             parts = decide_all(foreign)

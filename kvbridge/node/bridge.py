@@ -35,7 +35,7 @@ from kvbridge.node.catalog import CatalogKeeper
 from kvbridge.node.containment import Containment
 from kvbridge.node.costs import CostKeeper
 from kvbridge.node.fetching import Fetching
-from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, Client, Sessions
+from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, Client, SessionEndedError, Sessions
 from kvbridge.node.incarnations import Incarnations
 from kvbridge.node.journal import Journal
 from kvbridge.node.lending import Lent, Refused, lend
@@ -240,7 +240,8 @@ class Bridge:
         asked = replace(asked, parts=tuple(self._by_own_name(terms) for terms in asked.parts))
         check_plan(asked.parts)
         self.sessions.require_alive(asked.client)
-        answer = await self._acquiring.acquire(asked, self._tenancy(asked.client), node_draining=self.draining)
+        answer = await self._acquiring.acquire(asked, self._tenancy(asked.client), is_draining=lambda: self.draining)
+        self._require_still_alive(asked.client)
         self.containment.handed(asked.client, answer)
         return answer
 
@@ -362,6 +363,19 @@ class Bridge:
         if named.node_id == self.config.node_id:
             return replace(terms, reference=named.payload)
         return replace(terms, reference=PayloadReference(key=key, generation=0))
+
+    def _require_still_alive(self, client: Client) -> None:
+        """Refuse an answer to a client that ended while it waited, and take back what nobody else would.
+
+        Raises:
+            SessionEndedError: it is gone.
+        """
+        try:
+            self.sessions.require_alive(client)
+        except SessionEndedError:
+            with self._tenancy(client).ledger() as ledger:
+                ledger.end_client(now=self._clock(), client_id=client.client_id)
+            raise
 
     def _new_replicas(self, peers: Peers) -> Replicas:
         config = self.config
