@@ -1,8 +1,8 @@
 """`GET /metrics` and `GET /healthz` over HTTP, in the node's event loop.
 
-The loop's thread is the only one that may look at the ledger, so scrapes are answered there. A connection serves one
-request, has a deadline for all of it, and counts against a limit: clients that are slow or never read hold a place for
-a few seconds and nothing else.
+The loop's thread is the only one that may look at the ledger, so scrapes are answered there; other work gets its turn
+after every family that was encoded. A connection serves one request, has a deadline for all of it, and counts against
+a limit: clients that are slow or never read hold a place for a few seconds and nothing else.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import logging
 import socket
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeAlias
 
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 _log = logging.getLogger(__name__)
@@ -26,7 +27,10 @@ REQUEST_SECONDS_MAX = 5.0
 """How long one connection may take, from its first byte to its last."""
 HEAD_BYTES_MAX = 8192
 """Longest request head."""
+_OPENMETRICS_END = b"# EOF\n"
 _PLAIN = "text/plain; charset=utf-8"
+
+_Encoder: TypeAlias = Callable[[Collector], bytes]
 
 
 class MetricsServer:
@@ -95,40 +99,61 @@ class MetricsServer:
         """Read one request, answer it, and wait until the client has it all."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            writer.write(self._response(head.decode("latin-1")))
+            writer.write(await self._response(head.decode("latin-1")))
         except asyncio.LimitOverrunError:
             writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long\n"))
         writer.close()
         await writer.wait_closed()
 
-    def _response(self, head: str) -> bytes:
+    async def _response(self, head: str) -> bytes:
         request, *headers = head.split("\r\n")
         method, _, rest = request.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         if method not in {"GET", "HEAD"}:
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD\n")
-        response = self._page(path, headers)
+        response = await self._page(path, headers)
         return response if method == "GET" else response[: response.index(b"\r\n\r\n") + 4]
 
-    def _page(self, path: str, headers: list[str]) -> bytes:
+    async def _page(self, path: str, headers: list[str]) -> bytes:
         if path == "/metrics":
-            return self._metrics(_header(headers, "accept"))
+            return await self._metrics(_header(headers, "accept"))
         if path == "/healthz":
             serving = self._is_serving()
             status = HTTPStatus.OK if serving else HTTPStatus.SERVICE_UNAVAILABLE
             return _response(status, "serving\n" if serving else "draining\n")
         return _response(HTTPStatus.NOT_FOUND, "there are /metrics and /healthz\n")
 
-    def _metrics(self, accept: str) -> bytes:
+    async def _metrics(self, accept: str) -> bytes:
+        encoder, content_type = _encoder(accept)
         try:
-            encoder, content_type = _encoder(accept)
-            return _response(HTTPStatus.OK, encoder(self._shown), content_type)
+            return _response(HTTPStatus.OK, await _encoded(self._shown, encoder), content_type)
         except Exception:  # noqa: BLE001 - an outermost boundary: a scrape that fails must not go unanswered
             _log.warning("metrics cannot be shown", exc_info=True)
             return _response(HTTPStatus.INTERNAL_SERVER_ERROR, "the metrics cannot be shown\n")
 
 
-def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+class _OneFamily(Collector):
+    """A family that was collected already."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return [self._family]
+
+
+async def _encoded(shown: Collector, encoder: _Encoder) -> bytes:
+    """Encode what is collected now, family by family, with turns for others in between."""
+    encoded, ending = [], b""
+    for family in list(shown.collect()):
+        lines = encoder(_OneFamily(family))
+        ending = _OPENMETRICS_END if lines.endswith(_OPENMETRICS_END) else b""
+        encoded.append(lines.removesuffix(_OPENMETRICS_END))
+        await asyncio.sleep(0)
+    return b"".join(encoded) + ending
+
+
+def _encoder(accept: str) -> tuple[_Encoder, str]:
     try:
         return choose_encoder(accept)
     except (TypeError, ValueError, LookupError):  # What it raises for versions that are no numbers.

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 from prometheus_client.registry import Collector
@@ -29,6 +29,7 @@ async def served() -> AsyncIterator[Served]:
     """Serve one counter on a port of the system's choice."""
     registry = CollectorRegistry()
     Counter("kvbridge_things", "Things.", registry=registry).inc(3)
+    Gauge("kvbridge_others", "Others.", ["kind"], registry=registry).labels("one").set(1)
     server = MetricsServer(registry, is_serving=lambda: state.serving, request_seconds_max=0.2)
     state = Served(server, await server.start("127.0.0.1:0"))
     yield state
@@ -66,7 +67,8 @@ async def test_openmetrics_is_given_to_who_asks_for_it(served: Served) -> None:
         served.port, get("/metrics?x=1", "Accept: application/openmetrics-text;version=1.0.0,*/*;q=0.1")
     )
     assert "application/openmetrics-text; version=1.0.0" in head
-    assert "kvbridge_things" in {family.name for family in parse_openmetrics(body)}  # type: ignore[no-untyped-call] # the library's own reader
+    assert body.count("# EOF") == 1
+    assert {"kvbridge_things", "kvbridge_others"} <= {family.name for family in parse_openmetrics(body)}  # type: ignore[no-untyped-call] # the library's own reader
 
 
 async def test_health_tells_whether_the_node_serves(served: Served) -> None:
