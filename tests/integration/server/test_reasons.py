@@ -1,6 +1,7 @@
-"""The reasons that a node gives, provoked through the real API with real bytes.
+"""The reasons that lie in a payload and its life, and the many ways to them, with real bytes through the real API.
 
-`FORMAT_UNSUPPORTED` alone is missing: there is one format so far, so only the gate's own tests can provoke it.
+`test_every_reason` has one of each, those of the catalog among them; `test_versions` and `test_aligners` have every
+difference between a payload and its consumer.
 """
 
 from __future__ import annotations
