@@ -13,6 +13,7 @@ import secrets
 import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
@@ -76,7 +77,8 @@ def save_fingerprint(fingerprint: Fingerprint, path: str | os.PathLike[str]) -> 
     except OSError as error:
         raise FingerprintFileError(str(target), f"cannot be written: {error.strerror}") from error
     finally:
-        work.unlink(missing_ok=True)
+        with suppress(OSError):
+            work.unlink()
 
 
 def load_fingerprint(path: str | os.PathLike[str], *, model: ModelTag | None = None) -> Fingerprint:

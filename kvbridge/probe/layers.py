@@ -1,6 +1,7 @@
 """Whether the layers are the model's layers, in the model's order.
 
-1. No token's K or V is all zeros in any layer, and no two layers hold the same: both hold for every payload.
+1. No token's K or V is all zeros in any layer, and no two layers hold the same: both hold for every payload, if tokens
+   with an embedding of zeros are left out.
 2. A payload that begins at position 0 with one of the known first tokens holds known values there, in every layer.
 3. The mean of un-rotated keys points where the model's own layer points, and not where another layer does. This tells
    layers that were mixed up, and nothing finer. It is used only for a model whose own caches it told apart. Each token
@@ -31,21 +32,33 @@ _LAYERS_NAMED_MAX = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Choice:
+    """What to look at in the layers of one group."""
+
+    index: NDArray[np.int64]
+    """Which tokens."""
+    live: NDArray[np.bool_]
+    """Which of them are anything: padding tokens, whose embedding is zero, may be zero all the way up."""
+    distinct: NDArray[np.int64]
+    """Which of them to take for each token id to count once; the payload's first token is left out."""
+    turned: Rotation | None
+    """How keys are rotated, if that is determined."""
+    first_max: float
+    """The largest error that a first token may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Sample:
-    """What one layer holds of the sampled tokens."""
+    """What one layer holds of the chosen tokens."""
 
     layer: int
     """Index of the layer."""
-    index: NDArray[np.int64]
+    choice: _Choice
     """Which tokens."""
     raw: NDArray[np.float32]
     """`[tokens, heads, head dimension]` as cached."""
     plain: NDArray[np.float32] | None
     """The same without its positions, or None if the rotation is not determined."""
-    distinct: NDArray[np.int64]
-    """Which of the sampled tokens to take for each token id to count once; the payload's first is left out."""
-    first_max: float
-    """The largest error that a first token may have in this layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,21 +110,22 @@ def _examine_role(subject: Subject, role: Role, row: int | None, evidence: Evide
     first_errors: list[float] = []
     means: dict[int, NDArray[np.float32]] = {}
     for sample in _samples(subject, role):
-        if not sample.raw.any((1, 2)).all():
+        live = sample.raw[sample.choice.live]
+        if not live.any((1, 2)).all():
             suspects.zero.append(sample.layer)
             continue
-        held = sample.raw.tobytes()
-        if held in seen:
+        held = live.tobytes()
+        if held and held in seen:
             suspects.twin.append(sample.layer)
         seen.add(held)
         if sample.plain is None:
             continue
-        if row is not None and sample.index[0] == 0:
+        if row is not None and sample.choice.index[0] == 0:
             first_errors.append(_first_error(subject, role, row, sample))
-            if not first_errors[-1] <= sample.first_max:
+            if not first_errors[-1] <= sample.choice.first_max:
                 suspects.first.append(sample.layer)
-        if role is Role.KEY and len(sample.distinct) >= MEAN_TOKENS_MIN:
-            means[sample.layer] = sample.plain[sample.distinct].mean(0)
+        if role is Role.KEY and len(sample.choice.distinct) >= MEAN_TOKENS_MIN:
+            means[sample.layer] = sample.plain[sample.choice.distinct].mean(0)
     places = _places(subject, means)
     suspects.other = misplaced(places)
     _conclude(role, suspects, first_errors, places, evidence)
@@ -120,28 +134,34 @@ def _examine_role(subject: Subject, role: Role, row: int | None, evidence: Evide
 def _samples(subject: Subject, role: Role) -> Iterator[_Sample]:
     """Yield the sampled tokens of each layer that stores any."""
     geometry = subject.descriptor.geometry
-    chosen: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], Rotation | None]] = {}
+    chosen: dict[int, _Choice] = {}
     for layer in geometry.layers:
         group = geometry.group_of(layer)
         if id(group) not in chosen:
-            chosen[id(group)] = _chosen(subject, group)
-        index, distinct, turned = chosen[id(group)]
-        if not len(index):
+            chosen[id(group)] = _choice(subject, group)
+        choice = chosen[id(group)]
+        if not len(choice.index):
             continue
-        raw = subject.read(layer, role, index)
+        raw = subject.read(layer, role, choice.index)
         plain: NDArray[np.float32] | None = raw
         if role is Role.KEY:
-            plain = None if turned is None else turned.undo(raw, subject.positions(index))
-        first_max = limits_of(subject.fingerprint.dtype, group.dtype).first
-        yield _Sample(layer=layer, index=index, raw=raw, plain=plain, distinct=distinct, first_max=first_max)
+            plain = None if choice.turned is None else choice.turned.undo(raw, subject.positions(choice.index))
+        yield _Sample(layer=layer, choice=choice, raw=raw, plain=plain)
 
 
-def _chosen(subject: Subject, group: LayerGroup) -> tuple[NDArray[np.int64], NDArray[np.int64], Rotation | None]:
-    """Return which tokens to look at, which of them have different ids, and how keys are turned back."""
+def _choice(subject: Subject, group: LayerGroup) -> _Choice:
     tokens_max = min(subject.sample_tokens or LAYER_SAMPLE_TOKENS_MAX, LAYER_SAMPLE_TOKENS_MAX)
     index = subject.sample(group, tokens_max=tokens_max)
-    _, distinct = np.unique(subject.ids[index], return_index=True)
-    return index, distinct[index[distinct] > 0], rotation(group.position_encoding, group.head_dim_k)
+    ids = subject.ids[index]
+    _, distinct = np.unique(ids, return_index=True)
+    tables = (subject.fingerprint.keys.table, subject.fingerprint.values.table)
+    return _Choice(
+        index=index,
+        live=np.logical_and.reduce([table[ids].any((1, 2)) for table in tables]),
+        distinct=distinct[index[distinct] > 0],
+        turned=rotation(group.position_encoding, group.head_dim_k),
+        first_max=limits_of(subject.fingerprint.dtype, group.dtype).first,
+    )
 
 
 def _first_error(subject: Subject, role: Role, row: int, sample: _Sample) -> float:

@@ -26,8 +26,8 @@ def load_local(folder: str | os.PathLike[str], *, dtype: str = "auto") -> tuple[
     if not (path / "config.json").is_file():
         raise UnsupportedModelError(str(path), "is not a folder with a config.json")
     kind = dtype if dtype == "auto" else getattr(torch, dtype, None)
-    if kind != "auto" and not isinstance(kind, torch.dtype):
-        raise UnsupportedModelError(dtype, "is not an element type")
+    if kind != "auto" and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+        raise UnsupportedModelError(dtype, "is not a floating-point element type")
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=kind, local_files_only=True)
         return model.eval(), AutoTokenizer.from_pretrained(path, local_files_only=True)

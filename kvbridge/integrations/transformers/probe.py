@@ -110,8 +110,7 @@ def likely_first_tokens(model: Any, tokenizer: Any | None) -> tuple[int, ...]:
     given = [getattr(config, "bos_token_id", None), getattr(tokenizer, "bos_token_id", None)]
     if tokenizer is not None:
         given += [_first_special(tokenizer), _first_of_chat(tokenizer)]
-    flat = [token for each in given for token in (each if isinstance(each, list | tuple) else [each])]
-    known = [token for token in flat if isinstance(token, int) and 0 <= token < config.vocab_size]
+    known = [token for token in given if isinstance(token, int) and 0 <= token < config.vocab_size]
     return tuple(dict.fromkeys(known))
 
 
