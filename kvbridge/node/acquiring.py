@@ -26,7 +26,7 @@ from kvbridge.core.ledger import Grant, Ledger, Payload, Tombstone
 from kvbridge.core.plan import Place, placed, places
 from kvbridge.core.reasons import Reason
 from kvbridge.node.answers import Fallback, HandoffAnswer, Leased
-from kvbridge.node.byte_checks import ByteChecks
+from kvbridge.node.byte_checks import ByteChecks, Failure
 from kvbridge.node.fetching import Fetching, ForeignByKey
 from kvbridge.node.foreign import Foreign
 from kvbridge.node.identity import Client
@@ -230,17 +230,21 @@ class Acquiring:
             seconds_max=left,
         )
         part.verified_now = asked.verification
-        if failure is None:
-            return
-        self._refuse(asked, tenancy, part, *failure)
+        if failure is not None:
+            # What was quarantined meanwhile cannot be checked any more, and that it is quarantined is why.
+            self._refuse(asked, tenancy, part, *(self._quarantined(tenancy, part) or failure))
 
     def _end_quarantined(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[_Part]) -> None:
         """Refuse what was quarantined while the bytes were checked."""
         for part in parts:
-            if part.grant is not None and isinstance(part.found, Payload):
-                quarantine = self._surroundings.quarantine(part.terms, part.found, tenancy.tenant)
-                if quarantine is not None:
-                    self._refuse(asked, tenancy, part, Reason.QUARANTINED, quarantine)
+            failure = None if part.grant is None else self._quarantined(tenancy, part)
+            if failure is not None:
+                self._refuse(asked, tenancy, part, *failure)
+
+    def _quarantined(self, tenancy: Tenancy, part: _Part) -> Failure | None:
+        assert part.found is not None, part
+        quarantine = self._surroundings.quarantine(part.terms, part.found, tenancy.tenant)
+        return None if quarantine is None else (Reason.QUARANTINED, quarantine)
 
     def _refuse(self, asked: Acquisition, tenancy: Tenancy, part: _Part, reason: Reason, detail: str) -> None:
         with tenancy.ledger() as ledger:

@@ -35,7 +35,7 @@ from kvbridge.node.watch import Watchers
 
 HANDOFF_IDS_MAX = 100
 """Most handoffs that one event names."""
-_ID_BYTES = 9
+_ID_BYTES = 8
 _HARMLESS_ENDS = frozenset({Reason.PAYLOAD_EXPIRED, Reason.MEMORY_EXHAUSTED, Reason.QUARANTINED})
 """Ends that take nothing from those who hold a lease, or of which they are told in another way."""
 
@@ -205,7 +205,7 @@ class QuarantineKeeper:
         """
         book = self._books[client.tenant]
         target = lineage(target) if isinstance(target, PayloadReference) and target.generation else target
-        new = Quarantine(quarantine_id=secrets.token_urlsafe(_ID_BYTES), target=target, why=why, since=time.time())
+        new = Quarantine(quarantine_id=secrets.token_hex(_ID_BYTES), target=target, why=why, since=time.time())
         known = book.on(target)
         imposed = known or new
         touched = book.impose(new) if known is None and not dry_run else book.touched(imposed)
