@@ -22,10 +22,9 @@ def add_commands(commands: Any) -> None:
     """Add this module's command to the parser."""
     text = "tell why a handoff was a cache or text, check by check"
     command = commands.add_parser("explain", help=text, description=text.capitalize() + ".")
-    which = command.add_mutually_exclusive_group(required=True)
-    which.add_argument("id", nargs="?", metavar="ID", help="the handoff, as the answer to its acquire names it")
-    which.add_argument("--last", action="store_true", help="the newest handoff")
-    which.add_argument(
+    command.add_argument("id", nargs="?", metavar="ID", help="the handoff, as the answer to its acquire names it")
+    command.add_argument("--last", action="store_true", help="the newest handoff")
+    command.add_argument(
         "--reason",
         type=_reason,
         metavar="REASON",
@@ -35,7 +34,7 @@ def add_commands(commands: Any) -> None:
     source.add_argument("--target", help="unix:/path or host:port; by default this host's bridge")
     source.add_argument("--file", metavar="FILE", help="read this journal and its older files instead")
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=_explain)
+    command.set_defaults(run=_explain, refuse=command.error)
 
 
 def _reason(text: str) -> Reason:
@@ -47,6 +46,8 @@ def _reason(text: str) -> Reason:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    if (options.id is not None) == (options.last or options.reason is not None):
+        options.refuse("name one handoff: its ID, or --last, or --reason")
     from kvbridge.observe.explanation import explanation  # noqa: PLC0415 - the other commands need not wait for it
 
     record = _from_bridge(options) if options.file is None else _from_file(options)

@@ -181,7 +181,7 @@ def _source(record: HandoffRecord, part: PartRecord) -> _Facts:
         yield _against("the result was bad in a trial of a route whose breaker had tripped over earlier ones")
     probe = _passed(part, Reason.PROBE_BELOW_THRESHOLD)
     if probe is not None and probe.figures:
-        yield _clears("a probe found the values to fit the declared tokens and model")
+        yield _clears("at commit a probe found nothing that contradicts the declared tokens and model")
     else:
         yield _open("no probe compared the values with the declared tokens and model")
     if _verified(part, Verification.FULL):

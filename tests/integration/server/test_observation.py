@@ -219,12 +219,13 @@ def test_the_command_explains_a_running_bridge(bridge_process: BridgeProcess, cl
     shown = run("explain", name, *target)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("The text was to be taken, because of PAYLOAD_UNKNOWN: ")
-    told = json.loads(run("explain", "--reason", "payload_unknown", "--json", *target).stdout)
+    told = json.loads(run("explain", "--last", "--reason", "payload_unknown", "--json", *target).stdout)
     assert told["handoff_id"] == name
     missing = run("explain", "none", *target)
     assert (missing.returncode, missing.stdout) == (1, "")
     assert run("explain", "--reason", "NONSENSE", *target).returncode == 2
-    assert run("explain", *target).returncode == 2
+    for wrong in ((), (name, "--last"), (name, "--reason", "DRAINING")):
+        assert run("explain", *wrong, *target).returncode == 2
 
 
 def test_a_dead_bridge_is_explained_by_its_file(tmp_path: Path) -> None:
