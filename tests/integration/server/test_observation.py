@@ -260,3 +260,16 @@ def test_a_journal_that_cannot_be_written_hinders_nothing(tmp_path: Path) -> Non
         wait_for(lambda: scraped(bridge)["kvbridge_journal_write_errors_total"] >= 2)
         assert bridge.log.count("to be tried again") == 1
         assert bridge.stop() == 0
+
+
+def test_the_documented_lines_are_lines(tmp_path: Path) -> None:
+    """The examples of the document are records that this release reads."""
+    examples = re.findall(r"```json\n(.*?)```", (DOCUMENT.parent / "journal.md").read_text(), re.DOTALL)
+    assert len(examples) == 2
+    path = tmp_path / "j.jsonl"
+    path.write_text("".join(json.dumps(json.loads(example)) + "\n" for example in examples))
+    for example in examples:
+        ParseDict(json.loads(example), inspect_service_pb2.HandoffRecord())
+    shown = run("explain", "--last", "--file", str(path))
+    assert shown.returncode == 0, shown.stderr
+    assert "Reported: used, quality bad" in shown.stdout
