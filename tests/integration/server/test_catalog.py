@@ -275,7 +275,7 @@ def test_a_catalog_that_fits_no_message_is_listed_in_pages(tmp_path: Path) -> No
     """Showing it whole is refused by the limit's name; page by page everything is there."""
     file = tmp_path / "large.yaml"
     file.write_text(_large(300))
-    flags = (*_serving(file), "--message-bytes-max", "60000")
+    flags = (*_serving(file), "--message-bytes-max", "30000")
     with running_bridge(*flags) as process, kvbridge.connect(process.target) as bridge:
         with pytest.raises(ChangeRefusedError, match="message_bytes_max"):
             bridge.admin.catalog()
