@@ -30,6 +30,7 @@ from kvbridge.client.ports import Ports
 from kvbridge.client.producing import Outcome, produce
 from kvbridge.client.publications import Publication
 from kvbridge.client.quarantining import Quarantining
+from kvbridge.client.reporting import REPORT_SECONDS_DEFAULT, Reporter
 from kvbridge.client.sessions import SessionSnapshot
 from kvbridge.client.targets import Target, parse_target
 from kvbridge.client.token_ids import AnyTokens, TokenIds
@@ -372,6 +373,24 @@ class Bridge:
             texts=texts,
             options={"model": model, **options},
         )
+
+    def report_prefill(
+        self, model: ModelTag, tokens: int, seconds: float, *, timeout: float = REPORT_SECONDS_DEFAULT
+    ) -> bool:
+        """Tell the bridge how long `model` took to prefill `tokens` tokens, and return whether it took the report.
+
+        After three reports of like lengths the bridge knows whether handing a cache over pays, instead of guessing by
+        its length. Report what a consumer prefills from text, whenever it does.
+
+        Raises:
+            ArgumentTypeError: an argument is of the wrong type.
+            ArgumentValueError: an argument cannot be.
+        """
+        try:
+            self._check_usable()
+        except (BridgeForkedError, BridgeClosedError):
+            return False
+        return Reporter(self._connector).prefill(model, tokens, seconds, timeout=timeout)
 
     # People
 

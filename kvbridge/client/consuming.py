@@ -15,6 +15,7 @@ from kvbridge.client.kv_views import KvView
 from kvbridge.client.layouts import geometry_of, lazy_layout
 from kvbridge.client.ports import Ports
 from kvbridge.client.references import Ended, Reference
+from kvbridge.client.reporting import Reporter
 from kvbridge.client.sessions import Session
 from kvbridge.core.attention import AttentionLayout, AttentionSpan
 from kvbridge.core.errors import InvalidFieldError
@@ -98,8 +99,9 @@ def acquire(ports: Ports, ask: Ask, deadline: Deadline) -> Acquired:
         return all_fallback(ask, Reason.BRIDGE_UNREACHABLE, detail, handoff_id=answer.handoff_id)
     spans = (None,) * len(leases) if layout is None else layout.spans
     parts = [_Part(ask=ask, index=i, handoff_id=answer.handoff_id, span=span) for i, span in enumerate(spans)]
+    reporter = Reporter(ports.connector)
     handoffs = (
-        _handoff(part, directive, lease, deadline)
+        _handoff(part, directive, lease, deadline).reporting_to(reporter)
         for part, directive, lease in zip(parts, answer.parts, leases, strict=True)
     )
     return Acquired(handoffs=tuple(handoffs), layout=layout)

@@ -18,11 +18,13 @@ from kvbridge.client.errors import (
 from kvbridge.client.kv_views import KvView
 from kvbridge.client.paged import BlockTable, KvBlocks, Paging
 from kvbridge.client.plans import index
+from kvbridge.client.reporting import REPORT_SECONDS_DEFAULT, HandoffReport, Reporter, handoff_use
 from kvbridge.client.token_ids import unpack_token_ids
 from kvbridge.client.views import NumpyArray
 from kvbridge.client.windows import WindowLayer
 from kvbridge.core.descriptor import PayloadDescriptor
 from kvbridge.core.geometry import DimensionOrder
+from kvbridge.core.journal import HandoffQuality, HandoffUse
 from kvbridge.core.media import MediaItem
 from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import AlignerTag
@@ -89,6 +91,7 @@ class Handoff:
         self._kv = kv
         self._reason = answer.reason
         self._detail = answer.detail
+        self._reporter: Reporter | None = None
 
     def __repr__(self) -> str:
         what = repr(self._kv) if self._kv else f"text because of {self._reason}" if self._reason else "released"
@@ -335,6 +338,61 @@ class Handoff:
         kv, self._kv = self._kv, None
         if kv is not None:
             kv.release()
+
+    # What became of it
+
+    def report(
+        self,
+        *,
+        used: bool | None = None,
+        quality: HandoffQuality | str | None = None,
+        detail: str = "",
+        tokens_saved: int | None = None,
+        prefill_tokens: int | None = None,
+        prefill_seconds: float | None = None,
+        scatter_bytes: int | None = None,
+        scatter_seconds: float | None = None,
+        timeout: float = REPORT_SECONDS_DEFAULT,
+    ) -> bool:
+        """Tell the bridge what became of the handoff, and return whether it took the report; it may be away.
+
+        The parts of a plan are one handoff, of which only the first report moves breakers and costs.
+
+        Args:
+            used: Whether the cache was used; by default it was if there was one and its lease was not lost.
+            quality: How good the result was, `GOOD` or `BAD`, if that is known: bad ones trip the route.
+            detail: What happened, for people.
+            tokens_saved: Tokens that needed no prefill; the cached ones of a used cache by default.
+            prefill_tokens: Tokens of a prefill that was run and timed, with or without a cache.
+            prefill_seconds: How long that took.
+            scatter_bytes: Bytes that were brought into the consumer's own memory; none if the cache was read in place.
+            scatter_seconds: How long that took.
+            timeout: Longest wait in seconds.
+
+        Raises:
+            ArgumentTypeError: an argument is of the wrong type.
+            ArgumentValueError: an argument cannot be, such as that a cache was used where there was none.
+        """
+        descriptor = self._answer.descriptor
+        use = handoff_use(had_cache=descriptor is not None, lost=self._reason is not None, used=used)
+        if tokens_saved is None:
+            tokens_saved = descriptor.valid_length if descriptor is not None and use is HandoffUse.USED else 0
+        report = HandoffReport(
+            use=use,
+            quality=quality,
+            detail=detail,
+            tokens_saved=tokens_saved,
+            prefill_tokens=prefill_tokens,
+            prefill_seconds=prefill_seconds,
+            scatter_bytes=scatter_bytes,
+            scatter_seconds=scatter_seconds,
+        )
+        return self._reporter is not None and self._reporter.handoff(self.handoff_id, report, timeout=timeout)
+
+    def reporting_to(self, reporter: Reporter) -> Self:
+        """Report to a bridge from now on, and return this handoff."""
+        self._reporter = reporter
+        return self
 
     # Inside
 
