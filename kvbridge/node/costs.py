@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 
 from kvbridge.core.catalog.policy import RoutePolicy
 from kvbridge.core.cost import CostLimits, CostModel, CostPolicy, Estimate, judge
 from kvbridge.core.descriptor import PayloadDescriptor, Verification
+from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.gate import Costs
 from kvbridge.core.tags import ModelTag
 from kvbridge.node.check_costs import CheckCosts, CheckedPayload, canonical_bytes
@@ -87,8 +89,9 @@ class CostKeeper:
 
     def record_pull(self, owner: str, nbytes: int, seconds: float) -> None:
         """Take the node's own measurement of bytes that came from another node."""
-        self.model.record_transfer((owner, self._node_id), nbytes, seconds)
-        self._pulled_at[owner] = self._clock()
+        with suppress(InvalidFieldError):  # A clock that showed no time at all.
+            self.model.record_transfer((owner, self._node_id), nbytes, seconds)
+            self._pulled_at[owner] = self._clock()
 
     def _pair(self, *, attached: bool, owner: str | None = None) -> tuple[str, str]:
         if owner is not None:
