@@ -72,6 +72,7 @@ def test_a_bad_variable_is_refused_by_name(variable: str, value: str) -> None:
         {"ttl_seconds": 1e9},
         {"lease_ttl_seconds": 0.0},
         {"reservation_ttl_seconds": 0.0},
+        {"catalog_poll_seconds": 0.0},
         {"message_bytes_max": 1 << 40},
         {"concurrent_calls_max": 1 << 40},
         {"chunk_bytes": 1 << 30},
