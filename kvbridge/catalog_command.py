@@ -149,8 +149,9 @@ def _running_lines(
         yield "the kill switch is on: every handoff is text"
     yield f"defaults: {_policy(catalog.defaults)}"
     for model in catalog.models:
-        more = [f", {what} {value}" for what, value in (("adapter", model.tag.adapter), ("family", model.family)) if value]
-        yield f"model {model.tag.name} {model.tag.revision}{''.join(more)}"
+        adapter = f", adapter {model.tag.adapter}" if model.tag.adapter else ""
+        family = f", family {model.family}" if model.family else ""
+        yield f"model {model.tag.name} {model.tag.revision}{adapter}{family}"
     for listed in aligners:
         entry = listed.aligner
         state = f"cannot be used: {listed.problem}" if listed.problem else f"error {entry.alignment_error:g}"
