@@ -95,8 +95,10 @@ class Origin:
     """What it directly derives from."""
     unknown_source: PayloadReference | None
     """A source of which nothing is known; None if all are known."""
+    lives: set[PayloadReference] = field(default_factory=set)
+    """What it is called where it can be leased, or is not committed yet: more than one for replicas of one payload."""
     ended_at: float | None = None
-    """When it could no longer be leased; None while it can be, or is not committed yet."""
+    """When the last of these ended; None while there is one."""
     receipts: dict[str, Receipt] = field(default_factory=dict)
     """Who received it, by lease token, oldest first."""
     applied: dict[AlignerTag, None] = field(default_factory=dict)
@@ -144,14 +146,19 @@ class Provenance:
         self,
         *,
         reference: PayloadReference,
+        life: PayloadReference | None = None,
         model: ModelTag,
         aligner: AlignerTag | None,
         derived_from: Iterable[PayloadReference],
     ) -> Origin:
-        """Remember a payload that was reserved under a new reference, or was brought once more from another node."""
+        """Remember a payload that was reserved under a new reference, or was brought once more from another node.
+
+        Each replica is a `life` of its own; what is known of the payload is what was known when it came first.
+        """
         known = self._origins.get(reference)
         if known is not None:
             assert is_handoff_reference(reference.key), reference
+            known.lives.add(life or reference)
             self._revive(known)
             return known
         sources = tuple(dict.fromkeys(derived_from))
@@ -161,6 +168,7 @@ class Provenance:
             aligners=self._aligners(model, aligner, sources),
             sources=sources,
             unknown_source=next((source for source in sources if source not in self._origins), None),
+            lives={life or reference},
         )
         self._origins[reference] = origin
         self._by_model.setdefault(model, {})[reference] = origin
@@ -186,10 +194,13 @@ class Provenance:
             _, oldest, token = self._receipts.popleft()
             self._drop_receipt(oldest, token)
 
-    def end(self, reference: PayloadReference, *, now: float) -> None:
-        """Note that a payload can no longer be leased; a second time changes nothing."""
+    def end(self, reference: PayloadReference, *, life: PayloadReference | None = None, now: float) -> None:
+        """Note that a payload, or one replica of it, can no longer be leased; a second time changes nothing."""
         origin = self._origins.get(reference)
         if origin is None or origin.ended_at is not None:
+            return
+        origin.lives.discard(life or reference)
+        if origin.lives:
             return
         origin.ended_at = now
         self._ended[reference] = origin

@@ -139,12 +139,15 @@ class Quarantines:
         self,
         *,
         reference: PayloadReference,
+        life: PayloadReference | None = None,
         model: ModelTag,
         aligner: AlignerTag | None,
         derived_from: Iterable[PayloadReference],
     ) -> None:
         """Remember a payload that was reserved, and mark it if it is refused from the start."""
-        origin = self.provenance.enter(reference=reference, model=model, aligner=aligner, derived_from=derived_from)
+        origin = self.provenance.enter(
+            reference=reference, life=life, model=model, aligner=aligner, derived_from=derived_from
+        )
         if self._in_force:
             for mark in self._marks(origin):
                 self.provenance.mark(reference, mark)

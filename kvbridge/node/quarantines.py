@@ -147,6 +147,7 @@ class QuarantineKeeper:
         """Note a payload that will be written."""
         self._books[client.tenant].enter(
             reference=lineage(grant.reference),
+            life=grant.reference,
             model=spec.model,
             aligner=spec.aligner,
             derived_from=map(lineage, spec.derived_from),
@@ -310,7 +311,7 @@ class QuarantineKeeper:
     def _ended(self, tenancy: Tenancy, ended: PayloadEnded) -> None:
         """Note the end of a payload, and tell those who hold it if its tensors were found bad."""
         provenance = self._books[tenancy.tenant].provenance
-        provenance.end(lineage(ended.reference), now=self._clock())
+        provenance.end(lineage(ended.reference), life=ended.reference, now=self._clock())
         origin = provenance.find(lineage(ended.reference))
         if origin is None or not origin.receipts or ended.reason in _HARMLESS_ENDS:
             return

@@ -195,3 +195,31 @@ def test_the_path_of_a_mark_is_told_in_words_of_constant_length() -> None:
     assert str(mark.inherited(ref("a"))) == "it derives from a@1: w"
     far = mark.inherited(ref("a")).inherited(ref("b"))
     assert str(far) == "it derives from b@1, and so in 2 steps from a@1: w"
+
+
+def test_a_replica_that_comes_again_is_the_same_payload() -> None:
+    """It has ended when none of them is left, and what was known of it stays known."""
+    record = Record()
+    key = "kvb://node/a@1"
+
+    def bring(life: int) -> None:
+        record.provenance.enter(
+            reference=ref(key), life=ref(key, life), model=model_tag(), aligner=None, derived_from=()
+        )
+
+    def end(life: int) -> None:
+        record.provenance.end(ref(key), life=ref(key, life), now=record.now)
+
+    bring(1)
+    bring(2)
+    end(1)
+    end(1)
+    record.wait(2 * WINDOW)
+    assert record.knows(key)
+    end(2)
+    bring(3)
+    record.wait(2 * WINDOW)
+    assert record.knows(key)
+    end(3)
+    record.wait(WINDOW)
+    assert len(record.provenance) == 0
