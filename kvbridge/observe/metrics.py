@@ -10,15 +10,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvbridge.core.journal import HandoffQuality, HandoffRecord, HandoffUse, Outcome, PartRecord
+from kvbridge.core.journal import HandoffQuality, HandoffRecord, HandoffUse
 from kvbridge.core.ledger import Usage
 from kvbridge.core.reasons import SDK_ONLY_REASONS, Reason
+from kvbridge.observe.tallies import Distribution, Tally
 from kvbridge.version import VERSION
 
 REASONS: tuple[Reason, ...] = tuple(reason for reason in Reason if reason not in SDK_ONLY_REASONS)
@@ -69,117 +70,57 @@ Sample: TypeAlias = Callable[[], NodeSample]
 
 
 class Metrics(Collector):
-    """The metrics of one node."""
+    """The metrics of one node; all but scrapes of `registry` happen on the event loop's thread."""
 
     def __init__(self, sample: Sample, *, limits: Mapping[str, float], started_at: float) -> None:
         """Ask `sample` at every scrape; `limits` are the settings in force; started at so many seconds of the epoch."""
-        self.registry = CollectorRegistry()
+        self._sample = sample
+        self._limits = dict(limits)
+        self._started_at = started_at
         self._leased_bytes = 0
-        self._handoffs = _by_reason("kvbridge_handoffs", "Handoffs that were answered.", self.registry)
-        self._parts = _by_reason("kvbridge_parts", "Parts of handoffs that were answered.", self.registry)
-        self._reports = _reports(self.registry)
-        self._gate_seconds = Histogram(
+        self._handoffs = _by_reason("kvbridge_handoffs", "Handoffs that were answered.")
+        self._parts = _by_reason("kvbridge_parts", "Parts of handoffs that were answered.")
+        self._reports = _reports()
+        self._gate_seconds = Distribution(
             "kvbridge_gate_seconds",
             "Time that the gate's checks took for one part, checks of bytes excluded.",
-            buckets=GATE_BUCKETS,
-            registry=self.registry,
+            GATE_BUCKETS,
         )
-        self._handoff_seconds = Histogram(
-            "kvbridge_handoff_seconds",
-            "Time from the arrival of an Acquire to its answer.",
-            buckets=HANDOFF_BUCKETS,
-            registry=self.registry,
+        self._handoff_seconds = Distribution(
+            "kvbridge_handoff_seconds", "Time from the arrival of an Acquire to its answer.", HANDOFF_BUCKETS
         )
-        self.registry.register(_NodeCollector(sample, lambda: self._leased_bytes, limits, started_at))
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
 
     def __repr__(self) -> str:
-        """Show that these are metrics; their values are in the registry."""
-        return f"<Metrics of {len(REASONS)} reasons>"
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family as it is now.
-
-        The library adds to each series when it was created, which here is always when the node started.
-        """
-        for family in self.registry.collect():
-            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            yield family
+        """Show what was counted."""
+        return f"<Metrics: {self._handoffs!r}, {self._handoff_seconds!r}>"
 
     def observe(self, record: HandoffRecord) -> None:
         """Count a handoff, or what is reported of it if it has an outcome."""
         if record.outcome is not None:
-            self._reports[_report_key(record.outcome)].inc()
+            self._reports.add((record.outcome.use, record.outcome.quality))
             return
-        self._handoffs[_handoff_reason(record)].inc()
-        self._handoff_seconds.observe(record.seconds)
-        for part in record.parts:
-            self._observe_part(part)
-
-    def _observe_part(self, part: PartRecord) -> None:
-        self._parts[part.reason].inc()
-        self._gate_seconds.observe(sum(finding.seconds for finding in part.verdict.findings))
-        if part.leased:
-            self._leased_bytes += part.payload_bytes
-
-
-def _handoff_reason(record: HandoffRecord) -> Reason | None:
-    """Return the reason of the first part that fell back; None if every part is a cache."""
-    return next((part.reason for part in record.parts if part.reason is not None), None)
-
-
-def _by_reason(name: str, text: str, registry: CollectorRegistry) -> dict[Reason | None, Any]:
-    """Return a counter's children: None for caches, and one for each reason to take the text."""
-    counter = Counter(name, text, ["directive", "reason"], registry=registry)
-    children: dict[Reason | None, Any] = {reason: counter.labels("text", reason.value) for reason in REASONS}
-    children[None] = counter.labels("kv", "")
-    return children
-
-
-def _reports(registry: CollectorRegistry) -> dict[tuple[str, str], Any]:
-    counter = Counter("kvbridge_reports", "Reports of consumers.", ["use", "quality"], registry=registry)
-    qualities = [quality.value.lower() for quality in HandoffQuality]
-    keys = [(use.value.lower(), quality) for use in HandoffUse for quality in (*qualities, _UNKNOWN)]
-    return {key: counter.labels(*key) for key in keys}
-
-
-def _report_key(outcome: Outcome) -> tuple[str, str]:
-    quality = _UNKNOWN if outcome.quality is None else outcome.quality.value.lower()
-    return outcome.use.value.lower(), quality
-
-
-class _NodeCollector(Collector):
-    """Reads the node when somebody asks."""
-
-    def __init__(
-        self, sample: Sample, leased_bytes: Callable[[], int], limits: Mapping[str, float], started_at: float
-    ) -> None:
-        self._sample = sample
-        self._leased_bytes = leased_bytes
-        self._limits = dict(limits)
-        self._started_at = started_at
+        reasons = [part.reason for part in record.parts]
+        self._handoffs.add(next((reason for reason in reasons if reason is not None), None))
+        self._handoff_seconds.add(record.seconds)
+        for part, reason in zip(record.parts, reasons, strict=True):
+            self._parts.add(reason)
+            self._gate_seconds.add(sum([finding.seconds for finding in part.verdict.findings]))
+            if part.leased:
+                self._leased_bytes += part.payload_bytes
 
     def collect(self) -> Iterator[Metric]:
-        """Yield everything that is not counted as it happens."""
+        """Yield every family as it is now."""
         sample = self._sample()
-        yield from self._constants()
+        for tally in (self._handoffs, self._parts, self._reports):
+            yield tally.family()
+        yield self._gate_seconds.family()
+        yield self._handoff_seconds.family()
+        yield _payload_bytes(sample, self._leased_bytes)
         yield from _memory(sample.usages)
-        yield _payload_bytes(sample, self._leased_bytes())
-        yield _gauge("kvbridge_sessions", "Live local clients.", sample.sessions)
-        yield _gauge("kvbridge_draining", "1 while the node is shutting down, else 0.", sample.draining)
-        yield _gauge(
-            "kvbridge_kill_switch", "1 while the kill switch makes every handoff text, else 0.", sample.kill_switch
-        )
-        yield _gauge("kvbridge_catalog_version", "Version of the running catalog.", sample.catalog_version)
-        yield _gauge(
-            "kvbridge_catalog_file_good", "0 while the catalog's file cannot run, else 1.", sample.catalog_file_good
-        )
-        yield _gauge("kvbridge_journal_records", "Handoffs that the journal remembers.", sample.journal_records)
-        yield _counter("kvbridge_journal_dropped", "Records that the journal's file lacks.", sample.journal_dropped)
-        yield _counter(
-            "kvbridge_journal_write_errors",
-            "Writes to the journal's file that failed and were tried again.",
-            sample.journal_write_errors,
-        )
+        yield from _node(sample)
+        yield from self._constants()
 
     def _constants(self) -> Iterator[Metric]:
         build = GaugeMetricFamily("kvbridge_build_info", "1, with what is running.", labels=["version", "python"])
@@ -194,6 +135,42 @@ class _NodeCollector(Collector):
         for name, value in self._limits.items():
             limits.add_metric([name], value)
         yield limits
+
+
+def _by_reason(name: str, text: str) -> Tally[Reason | None]:
+    """Return counts of caches, under None, and of each reason to take the text."""
+    values: dict[Reason | None, tuple[str, str]] = {None: ("kv", "")}
+    values |= {reason: ("text", reason.value) for reason in REASONS}
+    return Tally(name, text, ["directive", "reason"], values)
+
+
+def _reports() -> Tally[tuple[HandoffUse, HandoffQuality | None]]:
+    qualities = (*HandoffQuality, None)
+    values = {
+        (use, quality): (use.value.lower(), _UNKNOWN if quality is None else quality.value.lower())
+        for use in HandoffUse
+        for quality in qualities
+    }
+    return Tally("kvbridge_reports", "Reports of consumers.", ["use", "quality"], values)
+
+
+def _node(sample: NodeSample) -> Iterator[Metric]:
+    yield _gauge("kvbridge_sessions", "Live local clients.", sample.sessions)
+    yield _gauge("kvbridge_draining", "1 while the node is shutting down, else 0.", sample.draining)
+    yield _gauge(
+        "kvbridge_kill_switch", "1 while the kill switch makes every handoff text, else 0.", sample.kill_switch
+    )
+    yield _gauge("kvbridge_catalog_version", "Version of the running catalog.", sample.catalog_version)
+    yield _gauge(
+        "kvbridge_catalog_file_good", "0 while the catalog's file cannot run, else 1.", sample.catalog_file_good
+    )
+    yield _gauge("kvbridge_journal_records", "Handoffs that the journal remembers.", sample.journal_records)
+    yield _counter("kvbridge_journal_dropped", "Records that the journal's file lacks.", sample.journal_dropped)
+    yield _counter(
+        "kvbridge_journal_write_errors",
+        "Writes to the journal's file that failed and were tried again.",
+        sample.journal_write_errors,
+    )
 
 
 def _memory(usages: Sequence[Usage]) -> Iterator[Metric]:
