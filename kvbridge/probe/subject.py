@@ -12,6 +12,7 @@ from kvbridge.core.geometry import CacheGeometry, LayerGroup
 from kvbridge.core.layout import Role, SlotLayout, slot_layout
 from kvbridge.probe.finding import ProbeFinding
 from kvbridge.probe.fingerprint import Fingerprint
+from kvbridge.probe.limits import LIMITS
 from kvbridge.probe.reading import is_readable, read_tokens
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _why_not(fingerprint: Fingerprint, descriptor: PayloadDescriptor) -> str | N
         return "of the tokens only a digest is known"
     if not _described_tokens(descriptor):
         return "it begins with something that is not text"
-    if not all(is_readable(group) for group in descriptor.geometry.groups):
+    if fingerprint.dtype not in LIMITS or not all(is_readable(group) for group in descriptor.geometry.groups):
         return "an element type that the probe does not read"
     return None
 
