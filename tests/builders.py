@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from kvbridge.core.context import NO_CONTEXT, context_digest
 from kvbridge.core.descriptor import FallbackText, PayloadReference, PayloadSpec
 from kvbridge.core.geometry import (
     CacheGeometry,
@@ -54,6 +55,16 @@ def geometry(**changes: Any) -> CacheGeometry:
 def tokens(count: int = 10, *, first: int = 0) -> TokenSequence:
     """Return `count` consecutive token ids."""
     return TokenSequence.from_packed(struct.pack(f"<{count}I", *range(first, first + count)))
+
+
+def piece(number: int, *, of: int = 10) -> dict[str, Any]:
+    """Return what a spec says of one piece of a prompt of consecutive ids, computed behind the pieces before it."""
+    before = number * of
+    return {
+        "tokens": tokens(of, first=before),
+        "first_position": before,
+        "context_digest": context_digest([tokens(before).packed_ids or b""]) if before else NO_CONTEXT,
+    }
 
 
 def spec(**changes: Any) -> PayloadSpec:
@@ -154,17 +165,27 @@ def _with_aligner(spec: PayloadSpec) -> st.SearchStrategy[PayloadSpec]:
     return st.one_of(st.just(spec), aligned)
 
 
-specs = st.builds(
-    PayloadSpec,
-    key=names,
-    model=model_tags,
-    geometry=geometries(),
-    capacity_tokens=st.integers(30, 200),
-    first_position=st.integers(0, 1000),
-    tokens=st.one_of(st.none(), token_sequences),
-    fallback=fallbacks,
-    derived_from=st.lists(references, max_size=3).map(tuple),
-    linger_seconds=durations,
-    ttl_seconds=durations,
-    media=media,
-).flatmap(_with_aligner)
+def _with_context(spec: PayloadSpec) -> st.SearchStrategy[PayloadSpec]:
+    if not spec.first_position:
+        return st.just(spec)
+    return st.sampled_from([b"", b"\x07" * 32]).map(lambda digest: replace(spec, context_digest=digest))
+
+
+specs = (
+    st.builds(
+        PayloadSpec,
+        key=names,
+        model=model_tags,
+        geometry=geometries(),
+        capacity_tokens=st.integers(30, 200),
+        first_position=st.integers(0, 1000),
+        tokens=st.one_of(st.none(), token_sequences),
+        fallback=fallbacks,
+        derived_from=st.lists(references, max_size=3).map(tuple),
+        linger_seconds=durations,
+        ttl_seconds=durations,
+        media=media,
+    )
+    .flatmap(_with_aligner)
+    .flatmap(_with_context)
+)

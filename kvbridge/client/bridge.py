@@ -144,6 +144,8 @@ class Bridge:
         derived_from: Iterable[PayloadReference] = (),
         aligner: AlignerTag | None = None,
         media: Iterable[MediaItem] = (),
+        context: TokenIds | TokenSequence | None = None,
+        context_media: Iterable[MediaItem] = (),
         verification: Verification = Verification.FULL,
         timeout: float | None = None,
     ) -> Publication:
@@ -166,6 +168,9 @@ class Bridge:
             derived_from: The payloads whose caches went into this one.
             aligner: The aligner that was applied to the cache already; its source must be `model`.
             media: What is not text among the tokens, such as images, in order; indices count from the first token.
+            context: The token ids that the model saw before the first token. Only who has the same tokens there is
+                given the cache; without them, only who begins with it.
+            context_media: What is not text among those, in order.
             verification: How much of the bytes is checked before anybody can acquire them.
             timeout: Seconds that the reservation may take, and again the commit; by default 5, and more for the commit
                 of a large payload.
@@ -194,6 +199,8 @@ class Bridge:
             aligner=aligner,
             media=media,
             summary=summary,
+            context=context,
+            context_media=context_media,
             verification=verification,
             timeout_seconds=None if timeout is None else Deadline(timeout).timeout_seconds,
         )

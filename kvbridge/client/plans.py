@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from kvbridge.client.errors import ArgumentTypeError, ArgumentValueError, arguments_checked
 from kvbridge.client.layouts import lazy_layout
 from kvbridge.client.token_ids import TokenIds, token_sequence
+from kvbridge.core.context import NO_CONTEXT, context_digest
 from kvbridge.core.descriptor import FallbackText, PayloadReference, PayloadSpec, Verification
 from kvbridge.core.geometry import CacheGeometry
-from kvbridge.core.media import MediaItem
+from kvbridge.core.media import MediaItem, check_media
 from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.core.tokens import TokenSequence
 
@@ -70,6 +71,8 @@ def plan_publication(
     aligner: AlignerTag | None = None,
     media: Iterable[MediaItem] = (),
     summary: str | None = None,
+    context: TokenIds | TokenSequence | None = None,
+    context_media: Iterable[MediaItem] = (),
 ) -> PublishPlan:
     """Check every argument of a publication.
 
@@ -101,6 +104,7 @@ def plan_publication(
             ttl_seconds=_seconds("ttl_seconds", ttl_seconds),
             aligner=aligner,
             media=media_items(media),
+            context_digest=_context(context, context_media, index("first_position", first_position)),
         )
     return PublishPlan(
         spec=spec, valid_length=length, verification=verification, hold=hold, timeout_seconds=timeout_seconds
@@ -150,6 +154,22 @@ def media_items(media: Iterable[MediaItem]) -> tuple[MediaItem, ...]:
     for item in items:
         require_type("media", item, MediaItem)
     return items
+
+
+def _context(context: TokenIds | TokenSequence | None, media: Iterable[MediaItem], first_position: int) -> bytes:
+    """Return the digest of what stood before the first token."""
+    items = media_items(media)
+    if context is None:
+        if items:
+            raise ArgumentValueError("context_media", "belong to a context, which was not given")
+        return NO_CONTEXT
+    before = token_sequence(context, "context")
+    if before.packed_ids is None:
+        raise ArgumentValueError("context", "must be given by ids, not by a digest")
+    if first_position < before.count:
+        raise ArgumentValueError("first_position", f"is {first_position}, but {before.count} tokens stood before")
+    check_media(items, tokens_max=before.count)
+    return context_digest([before.packed_ids], items)
 
 
 def _fallback(text: str | None, text_uri: str | None, summary: str | None) -> FallbackText:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum, unique
 
+from kvbridge.core.context import NO_CONTEXT, check_context
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.geometry import TOKENS_MAX, CacheGeometry
 from kvbridge.core.media import MediaItem, check_media
@@ -116,6 +117,8 @@ class PayloadSpec:
     """The aligner that was applied to the cache already; absent if it is as its model made it."""
     media: tuple[MediaItem, ...] = ()
     """What is not text in the prompt, in order."""
+    context_digest: bytes = NO_CONTEXT
+    """What the model saw before the first token, as `kvbridge.core.context` digests it; empty if nothing."""
 
     def __post_init__(self) -> None:
         """Refuse what no payload can be.
@@ -137,6 +140,7 @@ class PayloadSpec:
         _check_duration("linger_seconds", self.linger_seconds)
         _check_duration("ttl_seconds", self.ttl_seconds)
         check_media(self.media, tokens_max=self.capacity_tokens)
+        check_context(self.context_digest, first_position=self.first_position)
         if self.aligner is not None and self.aligner.source != self.model:
             raise InvalidFieldError("aligner.source", "must be the model that computed the cache")
 
@@ -171,6 +175,8 @@ class PayloadDescriptor:
     """The aligner that was applied to the cache already; absent if it is as its model made it."""
     media: tuple[MediaItem, ...] = ()
     """What is not text among the valid tokens, in order."""
+    context_digest: bytes = NO_CONTEXT
+    """What the model saw before the first token; empty if nothing."""
 
     @property
     def speaks_to(self) -> ModelTag:
@@ -216,6 +222,7 @@ def seal(
         verified=verification,
         aligner=spec.aligner,
         media=tuple(item for item in spec.media if item.token_index < length),
+        context_digest=spec.context_digest,
     )
 
 

@@ -35,6 +35,8 @@ class Place:
     """Index of its first token; None if the length of an earlier part is not known."""
     length: int | None
     """Its tokens; None if that is not known."""
+    earlier_ids: tuple[bytes, ...] | None = ()
+    """Packed ids of the parts before it; None if one of them is not known by id."""
 
 
 def check_plan(parts: Sequence[AcquireTerms]) -> None:
@@ -57,10 +59,12 @@ def places(found: Sequence[Found | None]) -> list[Place]:
 
 def _places(found: Sequence[Found | None]) -> Iterator[Place]:
     offset: int | None = 0
+    earlier: tuple[bytes, ...] | None = ()
     for part in found:
-        length = _length(part)
-        yield Place(token_offset=offset, length=length)
+        length, ids = _length(part), None if part is None or part.tokens is None else part.tokens.packed_ids
+        yield Place(token_offset=offset, length=length, earlier_ids=earlier)
         offset = None if offset is None or length is None else offset + length
+        earlier = None if earlier is None or ids is None else (*earlier, ids)
 
 
 def _length(found: Found | None) -> int | None:
@@ -72,4 +76,10 @@ def placed(terms: AcquireTerms, place: Place, *, cached_segments_nearer: int) ->
     """Return the terms of a part that stands at `place`, with so many cached parts between it and the new tokens."""
     if terms.token_offset == place.token_offset and terms.cached_segments_nearer == cached_segments_nearer:
         return terms  # As most are: a copy of so many fields takes longer than most checks.
-    return replace(terms, token_offset=place.token_offset, cached_segments_nearer=cached_segments_nearer)
+    return replace(
+        terms,
+        token_offset=place.token_offset,
+        # Who knows the prompt compares with that.
+        earlier_ids=place.earlier_ids if terms.tokens is None else (),
+        cached_segments_nearer=cached_segments_nearer,
+    )

@@ -117,6 +117,7 @@ def opened(reference: HandoffReference, answer: Opened) -> tuple[Foreign, Payloa
         derived_from=tuple(everywhere(reference.node_id, source) for source in sealed.derived_from),
         aligner=sealed.aligner,
         media=sealed.media,
+        context_digest=sealed.context_digest,
     )
     descriptor = seal(
         spec,

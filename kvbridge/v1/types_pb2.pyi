@@ -721,12 +721,17 @@ class PayloadSpec(_message.Message):
     TTL_FIELD_NUMBER: _builtins.int
     ALIGNER_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
+    CONTEXT_DIGEST_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Required. Name under which consumers ask."""
     capacity_tokens: _builtins.int
     """Required. Tokens that the slot must have room for."""
     first_position: _builtins.int
     """Position at which the first token was encoded."""
+    context_digest: _builtins.bytes
+    """What the model saw before the first token: SHA-256 over the packed ids of all those tokens, and then, for each media item among them,
+    its index as an unsigned 32-bit little-endian integer and its digest. Empty if it saw nothing.
+    """
     @_builtins.property
     def model(self) -> Global___ModelTag:
         """Required. Who computed the cache."""
@@ -778,10 +783,11 @@ class PayloadSpec(_message.Message):
         ttl: _duration_pb2.Duration | None = ...,
         aligner: Global___AlignerTag | None = ...,
         media: _abc.Iterable[Global___MediaItem] | None = ...,
+        context_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "fallback", b"fallback", "geometry", b"geometry", "linger", b"linger", "model", b"model", "tokens", b"tokens", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "capacity_tokens", b"capacity_tokens", "derived_from", b"derived_from", "fallback", b"fallback", "first_position", b"first_position", "geometry", b"geometry", "key", b"key", "linger", b"linger", "media", b"media", "model", b"model", "tokens", b"tokens", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "capacity_tokens", b"capacity_tokens", "context_digest", b"context_digest", "derived_from", b"derived_from", "fallback", b"fallback", "first_position", b"first_position", "geometry", b"geometry", "key", b"key", "linger", b"linger", "media", b"media", "model", b"model", "tokens", b"tokens", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -806,6 +812,7 @@ class PayloadDescriptor(_message.Message):
     VERIFIED_FIELD_NUMBER: _builtins.int
     ALIGNER_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
+    CONTEXT_DIGEST_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of slot layout and digest."""
     capacity_tokens: _builtins.int
@@ -816,6 +823,8 @@ class PayloadDescriptor(_message.Message):
     """Position at which the first token was encoded."""
     verified: Global___Verification.ValueType
     """How far the bytes were checked at commit."""
+    context_digest: _builtins.bytes
+    """What the model saw before the first token, as in `PayloadSpec`."""
     @_builtins.property
     def reference(self) -> Global___PayloadReference:
         """Key and generation."""
@@ -864,10 +873,11 @@ class PayloadDescriptor(_message.Message):
         verified: Global___Verification.ValueType = ...,
         aligner: Global___AlignerTag | None = ...,
         media: _abc.Iterable[Global___MediaItem] | None = ...,
+        context_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "geometry", b"geometry", "model", b"model", "reference", b"reference", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "capacity_tokens", b"capacity_tokens", "derived_from", b"derived_from", "first_position", b"first_position", "format_version", b"format_version", "geometry", b"geometry", "layer_digests", b"layer_digests", "media", b"media", "model", b"model", "reference", b"reference", "tokens", b"tokens", "valid_length", b"valid_length", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "capacity_tokens", b"capacity_tokens", "context_digest", b"context_digest", "derived_from", b"derived_from", "first_position", b"first_position", "format_version", b"format_version", "geometry", b"geometry", "layer_digests", b"layer_digests", "media", b"media", "model", b"model", "reference", b"reference", "tokens", b"tokens", "valid_length", b"valid_length", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -119,6 +119,7 @@ def encode_spec(spec: PayloadSpec) -> pb.PayloadSpec:
         ttl=None if spec.ttl_seconds is None else encode_duration(spec.ttl_seconds),
         aligner=None if spec.aligner is None else encode_aligner_tag(spec.aligner),
         media=encode_media(spec.media),
+        context_digest=spec.context_digest,
     )
 
 
@@ -143,6 +144,7 @@ def decode_spec(message: pb.PayloadSpec) -> PayloadSpec:
         ttl_seconds=decode_duration(message.ttl, "ttl") if message.HasField("ttl") else None,
         aligner=decode_aligner_tag(message.aligner) if message.HasField("aligner") else None,
         media=decode_media(message.media),
+        context_digest=message.context_digest,
     )
 
 
@@ -190,6 +192,7 @@ def encode_descriptor(descriptor: PayloadDescriptor, *, with_ids: bool = False) 
         verified=encode_verification(descriptor.verified),
         aligner=None if descriptor.aligner is None else encode_aligner_tag(descriptor.aligner),
         media=encode_media(descriptor.media),
+        context_digest=descriptor.context_digest,
     )
 
 
@@ -213,6 +216,7 @@ def decode_descriptor(message: pb.PayloadDescriptor) -> PayloadDescriptor:
         verified=decode_verification(message.verified, Verification.NONE, "verified"),
         aligner=decode_aligner_tag(message.aligner) if message.HasField("aligner") else None,
         media=decode_media(message.media),
+        context_digest=message.context_digest,
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
+from kvbridge.core.context import NO_CONTEXT, context_digest
 from kvbridge.core.gate.check import Check, Figures, Stage
 from kvbridge.core.gate.geometries import geometry_difference, position_difference, unstated_geometry_problem
-from kvbridge.core.gate.request import Question
+from kvbridge.core.gate.request import AcquireTerms, Question
 from kvbridge.core.media import MediaItem
 from kvbridge.core.reasons import Reason
+from kvbridge.core.tokens import TOKEN_ID_BYTES
 
 _TOKENIZER_FIELD = "tokenizer_digest"
 _DIGEST_DIGITS = 16
@@ -85,7 +87,7 @@ def _alignment_figures(question: Question) -> Figures:
 
 
 def _tokens_are_the_prompts(question: Question) -> str | None:
-    return _other_media(question) or _other_tokens(question)
+    return _other_media(question) or _other_tokens(question) or _other_context(question)
 
 
 def _other_tokens(question: Question) -> str | None:
@@ -119,6 +121,32 @@ def _other_media(question: Question) -> str | None:
 
 def _medium(item: MediaItem | None) -> str:
     return "none" if item is None else f"{item.digest.hex()[:_DIGEST_DIGITS]} at token {item.token_index} of the part"
+
+
+def _other_context(question: Question) -> str | None:
+    mine, theirs = _context(question.terms), question.descriptor.context_digest
+    if mine is None:
+        return "what stands before the part in the prompt is not known by id"
+    if mine == theirs:
+        return None
+    return f"context before the first token: consumer has {_context_name(mine)}, payload has {_context_name(theirs)}"
+
+
+def _context(terms: AcquireTerms) -> bytes | None:
+    """Return the digest of what stands before the part in the consumer's prompt; None if it is not known."""
+    if terms.token_offset == 0:
+        return NO_CONTEXT
+    if terms.token_offset is None:
+        return None
+    earlier = tuple(item for item in terms.media if item.token_index < terms.token_offset)
+    if terms.tokens is None:
+        return None if terms.earlier_ids is None else context_digest(terms.earlier_ids, earlier)
+    ids = terms.tokens.packed_ids
+    return None if ids is None else context_digest((memoryview(ids)[: terms.token_offset * TOKEN_ID_BYTES],), earlier)
+
+
+def _context_name(digest: bytes) -> str:
+    return digest.hex()[:_DIGEST_DIGITS] if digest else "none"
 
 
 def _token_figures(question: Question) -> Figures:

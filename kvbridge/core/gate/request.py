@@ -29,6 +29,8 @@ class AcquireTerms:
     """The consumer's whole prompt; None if the consumer said that it takes any tokens."""
     token_offset: int | None = 0
     """Index in the prompt at which the part must start; None if the length of an earlier part is not known."""
+    earlier_ids: tuple[bytes, ...] | None = ()
+    """Packed ids of the earlier parts, for a consumer that takes any tokens; None if they are not known."""
     first_position: int = 0
     """The position at which it will place the first token of its prompt."""
     valid_length_min: int = 1

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvbridge.client.bridge import Bridge
 from kvbridge.client.handoffs import Handoff
 from kvbridge.client.publications import Publication
-from kvbridge.client.token_ids import TokenIds
+from kvbridge.client.token_ids import TokenIds, token_sequence
 from kvbridge.core.geometry import CacheGeometry, DimensionOrder
+from kvbridge.core.media import MediaItem
 from kvbridge.core.tags import ModelTag
-from kvbridge.core.tokens import TokenSequence
+from kvbridge.core.tokens import TOKEN_ID_BYTES, TokenSequence
 from kvbridge.integrations.transformers.cache import (
     DEFAULT_HEADROOM_TOKENS,
     Device,
@@ -36,6 +38,7 @@ def publish_cache(
     padding_side: PaddingSide = "right",
     first_position: int | None = None,
     skip_tokens: int = 0,
+    media: Iterable[MediaItem] = (),
     **options: Any,
 ) -> Publication:
     """Publish one sequence of a cache and return the publication, committed or with the reason why not.
@@ -46,15 +49,16 @@ def publish_cache(
         cache: A cache of the library, whose tensors are only read, and only during this call.
         model_tag: The model that filled the cache, with the adapters that were active then.
         geometry: Shape of the cache.
-        tokens: Exactly the tokens that the cache covers, but for those that are skipped. After `generate` the cache
-            covers one fewer than it returned, since the last token was never fed back.
+        tokens: Exactly the tokens that the cache covers. After `generate` that is one fewer than it returned, since
+            the last token was never fed back.
         text: What consumers take if they may not take the cache.
         row: Which sequence of a batch; may be left out if there is one.
         valid_length: Tokens of the row that are real; all if absent.
         padding_side: Where the others are.
         first_position: Position of the first real token; must be given for a row padded on the left.
-        skip_tokens: How many real tokens at the start are left out, because they are other payloads' already. What is
-            published begins behind them and continues no other context than theirs: name them in `derived_from`.
+        skip_tokens: How many real tokens at the start are left out, because they are other payloads' already: name
+            those in `derived_from`. What is published is the cache of the rest behind exactly these tokens.
+        media: What is not text among the tokens, in order; indices count from the first token of the cache.
         **options: Further arguments of `Bridge.publish`.
 
     Raises:
@@ -66,23 +70,23 @@ def publish_cache(
     whole = extract(
         cache, geometry, row=row, valid_length=valid_length, padding_side=padding_side, first_position=first_position
     )
-    extracted = without_first(whole, geometry, skip_tokens)
-    count = tokens.count if isinstance(tokens, TokenSequence) else len(tokens)
-    if count != extracted.valid_length:
-        skipped = f" without {skip_tokens} tokens" if skip_tokens else ""
+    sequence = token_sequence(tokens)
+    if sequence.count != whole.valid_length:
         raise CacheMismatchError(
             "tokens",
-            expected=f"{extracted.valid_length}, the length of the cache{skipped}",
-            found=f"{count} tokens",
+            expected=f"{whole.valid_length}, the length of the cache",
+            found=f"{sequence.count} tokens",
             hint="after generate() the last token is not in the cache yet",
         )
+    extracted = without_first(whole, geometry, skip_tokens)
+    cut = _cut(sequence, media, skip_tokens)
     with bridge.publish(
         key,
         model=model_tag,
         geometry=geometry,
-        tokens=tokens,
         text=text,
         first_position=extracted.first_position,
+        **cut,
         **options,
     ) as slot:
         for part in extracted.layers:
@@ -90,6 +94,26 @@ def publish_cache(
             pair = (part.keys, part.values) if in_order else (part.keys.transpose(0, 1), part.values.transpose(0, 1))
             slot.write(part.layer, *pair)
     return slot
+
+
+def _cut(sequence: TokenSequence, media: Iterable[MediaItem], skip_tokens: int) -> dict[str, Any]:
+    """Return what is published and what stood before it."""
+    items = tuple(media)
+    if not skip_tokens:
+        return {"tokens": sequence, "media": items}
+    if sequence.packed_ids is None:
+        raise CacheMismatchError("tokens", expected="ids, because some are skipped", found="a digest")
+    at = skip_tokens * TOKEN_ID_BYTES
+    return {
+        "tokens": TokenSequence.from_packed(sequence.packed_ids[at:]),
+        "media": tuple(
+            replace(item, token_index=item.token_index - skip_tokens)
+            for item in items
+            if item.token_index >= skip_tokens
+        ),
+        "context": TokenSequence.from_packed(sequence.packed_ids[:at]),
+        "context_media": tuple(item for item in items if item.token_index < skip_tokens),
+    }
 
 
 def cache_from_handoff(

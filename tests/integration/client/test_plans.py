@@ -32,10 +32,9 @@ class Context:
         self.parts: list[Contents] = []
         self.keys: list[str] = []
         for number, length in enumerate(lengths):
-            at = len(self.ids)
-            part = Contents(seed=at, tokens=length)
+            part = Contents(seed=len(self.ids), tokens=length)
             key = f"{prefix}/{number}"
-            assert part.publish(bridge, key, first_position=at, summary=f"summary of {number}").published
+            assert part.publish(bridge, key, **self.behind(number), summary=f"summary of {number}").published
             self.parts.append(part)
             self.keys.append(key)
 
@@ -43,6 +42,11 @@ class Context:
     def ids(self) -> list[int]:
         """Return the tokens of all parts."""
         return [token for part in self.parts for token in part.ids]
+
+    def behind(self, number: int) -> dict[str, Any]:
+        """Return what a producer says of what stood before a part."""
+        before = [token for part in self.parts[:number] for token in part.ids]
+        return {"first_position": len(before), "context": before or None}
 
     def acquire(self, keys: Sequence[str | PayloadReference] | None = None, **options: Any) -> PlanHandoff:
         """Ask for all parts."""
@@ -82,7 +86,7 @@ def test_any_tokens_are_taken_from_the_producers(either: Bridge) -> None:
 def test_generations_are_named_by_references(bridge: Bridge) -> None:
     """A bare key stands for the newest generation, a reference for its own."""
     context = Context(bridge, "plan/generations")
-    again = context.parts[1].publish(bridge, context.keys[1], first_position=4)
+    again = context.parts[1].publish(bridge, context.keys[1], **context.behind(1))
     assert again.reference is not None
     older = PayloadReference(key=context.keys[1], generation=again.reference.generation - 1)
     for wanted, generation in ((context.keys[1], again.reference.generation), (older, older.generation)):
@@ -97,7 +101,7 @@ def test_text_in_between_keeps_its_place(either: Bridge) -> None:
     context = Context(either, "plan/between")
     other = context.parts[1]
     foreign = replace(MODEL, revision="other")
-    other.publish(either, context.keys[1], first_position=4, model=foreign, summary="short")
+    other.publish(either, context.keys[1], **context.behind(1), model=foreign, summary="short")
     with context.acquire() as plan:
         assert [part.reason for part in plan] == [None, Reason.MODEL_VERSION_MISMATCH, None]
         assert [len(plan.leading()), plan.leading_length, plan.cached_length] == [1, 4, 7]

@@ -180,10 +180,7 @@ def test_a_plan_is_in_the_canary_as_a_whole(client: ApiClient) -> None:
     tokens = builders.tokens(30)
     for plan in range(20):
         keys = [f"plan-{plan}/{part}" for part in range(3)]
-        specs = [
-            published(client, key, tokens=builders.tokens(10, first=10 * n), first_position=10 * n)
-            for n, key in enumerate(keys)
-        ]
+        specs = [published(client, key, **builders.piece(n)) for n, key in enumerate(keys)]
         references = [encode_reference(PayloadReference(key=key, generation=0)) for key in keys]
         answer = asked(client, replace(specs[0], tokens=tokens, capacity_tokens=30), payloads=references, edge="plans")
         assert len({has_cache(part) for part in answer.parts}) == 1
@@ -360,7 +357,7 @@ def test_at_most_three_segments_of_a_plan_are_caches(client: ApiClient) -> None:
     """Of four segments the oldest goes as text, unless its route allows more."""
     keys = [f"segments/{part}" for part in range(4)]
     for n, key in enumerate(keys):
-        published(client, key, tokens=builders.tokens(10, first=10 * n), first_position=10 * n)
+        published(client, key, **builders.piece(n))
     references = [encode_reference(PayloadReference(key=key, generation=0)) for key in keys]
     whole = builders.spec(key="segments", tokens=builders.tokens(40), capacity_tokens=40)
     answer = asked(client, whole, payloads=references, edge="segments")

@@ -17,10 +17,12 @@ from kvbridge import (
     Handoff,
     InvalidFieldError,
     LayoutUnknownError,
+    MediaItem,
     NoCacheError,
     PlanHandoff,
     Publication,
     Reason,
+    TokenSequence,
 )
 from kvbridge.integrations.transformers import CacheMismatchError, ModelPort, UnsupportedCacheError, cache_argument
 from tests.integration.transformers.tiny import (
@@ -59,13 +61,14 @@ class Pieces:
         """Publish the next piece, computed by a producer that was handed the ones before."""
         with self.acquire(tokens=IDS[: self.length + length]) if self.slots else nullcontext() as plan:
             cache = plan.as_transformers_cache() if plan else None
-            ids = IDS[self.length : self.length + length]
-            cache = prefill(self.model, ids, **({cache_argument(): cache} if cache else {}))
+            cache = prefill(
+                self.model, IDS[self.length : self.length + length], **({cache_argument(): cache} if cache else {})
+            )
             slot = self.port.publish(
                 self.bridge,
                 next(_keys),
                 cache,
-                tokens=ids,
+                tokens=IDS[: self.length + length],
                 skip_tokens=self.length,
                 **{"text": f"text of {len(self.slots)}", "derived_from": self._sources(), **options},
             )
@@ -243,7 +246,7 @@ def test_a_gap_in_the_positions_is_refused(pieces: Pieces) -> None:
         pieces.bridge,
         next(_keys),
         whole,
-        tokens=IDS[FIRST : FIRST + SECOND],
+        tokens=IDS[: FIRST + SECOND],
         skip_tokens=FIRST,
         first_position=1,
         text="the text",
@@ -272,14 +275,65 @@ def test_parts_in_the_wrong_order_are_refused(pieces: Pieces) -> None:
         assert [part.reason for part in plan] == [Reason.TOKENS_MISMATCH] * 2
 
 
+def test_behind_another_context_the_same_tokens_are_refused(pieces: Pieces) -> None:
+    """Keys and values of a part depend on all that came before it, however equal its own tokens and positions are."""
+    other = [token_ids(1, seed=7)[0], *IDS[1:FIRST]]
+    assert other[0] != IDS[0]
+    prompt = [*other, *IDS[FIRST:]]
+    first = pieces.port.publish(pieces.bridge, next(_keys), prefill(pieces.model, other), tokens=other, text="other")
+    with pieces.acquire(tokens=prompt, keys=[first.key, pieces.keys[1]]) as plan:
+        assert [part.reason for part in plan] == [None, Reason.TOKENS_MISMATCH]
+        assert "context before the first token" in plan.parts[1].detail
+        cache = plan.as_transformers_cache()
+        assert generate(pieces.model, prompt, cache) == generate(pieces.model, prompt)
+    with pieces.acquire(keys=[pieces.keys[0], pieces.keys[1]]) as plan:
+        assert plan.leading_length == FIRST + SECOND
+
+
+def test_a_part_is_not_handed_over_without_what_it_was_computed_behind(pieces: Pieces) -> None:
+    """Whoever asks for the second part alone, even at its position, does not say what stands before it."""
+    with pieces.port.acquire(
+        pieces.bridge, pieces.keys[1], tokens=IDS[FIRST:], first_position=FIRST, timeout=10
+    ) as handoff:
+        assert handoff.reason is Reason.TOKENS_MISMATCH
+        assert "consumer has none" in handoff.detail
+
+
+def test_what_was_computed_behind_nothing_does_not_stand_behind_anything(pieces: Pieces) -> None:
+    """A part that was prefilled alone, at the right positions, never saw the first part."""
+    alone = prefill(pieces.model, IDS[FIRST : FIRST + SECOND], position_ids=torch.arange(FIRST, FIRST + SECOND)[None])
+    slot = pieces.port.publish(
+        pieces.bridge, next(_keys), alone, tokens=IDS[FIRST : FIRST + SECOND], first_position=FIRST, text="alone"
+    )
+    with pieces.acquire(keys=[pieces.keys[0], slot.key]) as plan:
+        assert [part.reason for part in plan] == [None, Reason.TOKENS_MISMATCH]
+        assert "payload has none" in plan.parts[1].detail
+
+
+def test_another_picture_before_a_part_is_another_context(bridge: Bridge) -> None:
+    """Pictures before a part are compared with those that its producer had before it."""
+    tiny = model()
+    port = ModelPort(tiny, tokenizer())
+    pictures = [MediaItem(token_index=at, digest=bytes([at]) * 32) for at in (2, FIRST + 1)]
+    other = [MediaItem(token_index=2, digest=b"x" * 32), pictures[1]]
+    cache = prefill(tiny, IDS[: FIRST + SECOND])
+    keys = [next(_keys), next(_keys), next(_keys)]
+    for key, media in ((keys[0], pictures[:1]), (keys[2], other[:1])):
+        port.publish(bridge, key, prefill(tiny, IDS[:FIRST]), tokens=IDS[:FIRST], media=media)
+    port.publish(bridge, keys[1], cache, tokens=IDS[: FIRST + SECOND], skip_tokens=FIRST, media=pictures)
+    with port.acquire_plan(bridge, keys[:2], tokens=IDS, media=pictures, timeout=10) as plan:
+        assert plan.leading_length == FIRST + SECOND
+        assert [item.token_index for part in plan for item in part.media] == [2, 1]
+    with port.acquire_plan(bridge, [keys[2], keys[1]], tokens=IDS, media=other, timeout=10) as plan:
+        assert [part.reason for part in plan] == [None, Reason.TOKENS_MISMATCH]
+        assert "context before the first token" in plan.parts[1].detail
+
+
 def test_parts_that_do_not_follow_each_other_do_not_become_a_cache(pieces: Pieces) -> None:
     """The integration looks for itself, whatever it was handed."""
-    port, bridge = pieces.port, pieces.bridge
     cache_from_parts = _integration().cache_from_parts
-    with (
-        port.acquire(bridge, pieces.keys[0], tokens=IDS, timeout=10) as first,
-        port.acquire(bridge, pieces.keys[1], tokens=IDS[FIRST:], first_position=FIRST, timeout=10) as second,
-    ):
+    with pieces.acquire() as plan:
+        first, second = plan.parts
         with pytest.raises(UnsupportedCacheError, match="first_position"):
             cache_from_parts([second, first])
         with pytest.raises(UnsupportedCacheError, match="first_position"):
@@ -290,13 +344,16 @@ def test_parts_that_do_not_follow_each_other_do_not_become_a_cache(pieces: Piece
 
 
 def test_what_is_skipped_has_to_be_there(pieces: Pieces) -> None:
-    """A publication that skips everything, or a negative number, is a mistake."""
-    cache = prefill(pieces.model, IDS[:FIRST])
+    """A publication that skips everything, a negative number, or tokens that nobody named is a mistake."""
+    cache, ids = prefill(pieces.model, IDS[:FIRST]), IDS[:FIRST]
     for skip in (FIRST, -1):
         with pytest.raises(CacheMismatchError, match="skip_tokens"):
-            pieces.port.publish(pieces.bridge, next(_keys), cache, tokens=IDS[:1], skip_tokens=skip)
-    with pytest.raises(CacheMismatchError, match="without 4 tokens"):
-        pieces.port.publish(pieces.bridge, next(_keys), cache, tokens=IDS[:FIRST], skip_tokens=4)
+            pieces.port.publish(pieces.bridge, next(_keys), cache, tokens=ids, skip_tokens=skip)
+    with pytest.raises(CacheMismatchError, match="expected 14, the length of the cache, found 10"):
+        pieces.port.publish(pieces.bridge, next(_keys), cache, tokens=ids[4:], skip_tokens=4)
+    bare = TokenSequence(count=FIRST, digest=bytes(32))
+    with pytest.raises(CacheMismatchError, match="found a digest"):
+        pieces.port.publish(pieces.bridge, next(_keys), cache, tokens=bare, skip_tokens=4)
 
 
 def _of_another_model(pieces: Pieces, layout: str) -> Publication:

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbridge.core.context import context_digest
 from kvbridge.core.descriptor import FallbackText, PayloadReference, Verification, seal
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.gate import AcquireTerms, Candidate, Conditions, Question, decide
 from kvbridge.core.ledger import Tombstone
 from kvbridge.core.plan import PLAN_PARTS_MAX, check_plan, placed, places
 from kvbridge.core.reasons import Reason
+from kvbridge.core.tokens import TokenSequence
 from tests import builders
 
 TERMS = AcquireTerms(
@@ -35,6 +37,12 @@ def ended(count: int | None) -> Tombstone | None:
         ended_at=0.0,
         tokens=builders.tokens(count),
     )
+
+
+def _with_tokens(tokens: TokenSequence) -> Tombstone:
+    known = ended(1)
+    assert known is not None
+    return replace(known, tokens=tokens)
 
 
 lengths = st.lists(st.one_of(st.none(), st.integers(1, 50)), max_size=10)
@@ -59,10 +67,12 @@ def test_the_pieces_of_a_prompt_pass_where_they_stand_and_nowhere_else(
     whole = replace(TERMS, tokens=builders.tokens(sum(counts)), first_position=first_position)
     for count, place in zip(counts, places([ended(count) for count in counts]), strict=True):
         assert place.token_offset is not None
+        assert whole.tokens is not None
         spec = builders.spec(
             tokens=builders.tokens(count, first=place.token_offset),
             capacity_tokens=count,
             first_position=first_position + place.token_offset,
+            context_digest=context_digest([(whole.tokens.packed_ids or b"")[: 4 * place.token_offset]]),
         )
         descriptor = seal(
             spec, generation=1, valid_length=None, tokens=None, layer_digests=(), verification=Verification.NONE
@@ -86,6 +96,18 @@ def test_a_part_behind_an_unknown_length_is_refused() -> None:
         conditions=Conditions(),
     )
     assert {failure.reason for failure in decide(question).failures} == UNPLACED
+
+
+def test_the_tokens_of_earlier_parts_are_known_as_far_as_they_are_known_by_id() -> None:
+    """Who takes any tokens has the earlier parts' before a part; who knows the prompt compares with that."""
+    by_digest = replace(builders.tokens(3), packed_ids=None)
+    first, second, third, fourth = places([ended(2), ended(3), _with_tokens(by_digest), ended(1)])
+    ids = [builders.tokens(count).packed_ids for count in (2, 3)]
+    assert [place.earlier_ids for place in (first, second, third)] == [(), (ids[0],), (ids[0], ids[1])]
+    assert fourth.earlier_ids is None
+    taker = replace(TERMS, tokens=None)
+    assert placed(taker, third, cached_segments_nearer=0).earlier_ids == (ids[0], ids[1])
+    assert placed(TERMS, third, cached_segments_nearer=0).earlier_ids == ()
 
 
 def test_placing_keeps_everything_else() -> None:

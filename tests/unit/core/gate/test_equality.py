@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import replace
 from typing import Any
@@ -101,10 +102,24 @@ def items(of: list[tuple[int, bytes]], *, behind: int = 0) -> tuple[MediaItem, .
     return tuple(MediaItem(token_index=at + behind, digest=content * 32) for at, content in sorted(of))
 
 
+def pieces(of: list[int]) -> tuple[bytes, ...]:
+    """Return ids packed one by one."""
+    return tuple(struct.pack("<I", one) for one in of)
+
+
+def digest_of(ids: list[int], before: list[MediaItem]) -> bytes:
+    """Return what stands for a context, written out."""
+    told = struct.pack(f"<{len(ids)}I", *ids)
+    for item in before:
+        told += struct.pack("<I", item.token_index) + item.digest
+    return hashlib.sha256(told).digest() if ids else b""
+
+
 @st.composite
 def descriptors(draw: st.DrawFn) -> PayloadDescriptor:
     """Draw a payload, sometimes one that went through an aligner."""
     cached = draw(ids)
+    first_position = draw(st.sampled_from([0, 2]))
     aligner = draw(st.none() | aligners)
     return seal(
         PayloadSpec(
@@ -112,11 +127,12 @@ def descriptors(draw: st.DrawFn) -> PayloadDescriptor:
             model=draw(models) if aligner is None else aligner.source,
             geometry=draw(geometries()),
             capacity_tokens=8,
-            first_position=draw(st.sampled_from([0, 2])),
+            first_position=first_position,
             tokens=sequence(cached),
             fallback=FallbackText(),
             aligner=aligner,
             media=items([one for one in draw(media) if one[0] < len(cached)]),
+            context_digest=draw(st.sampled_from([b"", b"\x09" * 32])) if first_position else b"",
         ),
         generation=1,
         valid_length=None,
@@ -175,8 +191,11 @@ def pairs(draw: st.DrawFn) -> tuple[AcquireTerms, PayloadDescriptor, AlignerEntr
         "valid_length_min": st.integers(1, 5),
         "format_version_max": st.integers(0, 2),
         "media": media.map(items),
+        "earlier_ids": st.none() | st.lists(st.sampled_from([7, 8]), max_size=2).map(pieces),
         "aligner": st.none() | aligners if expected is None else st.none() | almost(expected),
     }
+    if before and payload.first_position:
+        payload = replace(payload, context_digest=digest_of(before, []))
     terms = AcquireTerms(
         reference=PayloadReference(key="k", generation=0),
         model=payload.model if expected is None else expected.target,
@@ -186,6 +205,7 @@ def pairs(draw: st.DrawFn) -> tuple[AcquireTerms, PayloadDescriptor, AlignerEntr
         first_position=max(0, payload.first_position - len(before)),
         media=tuple(replace(item, token_index=item.token_index + len(before)) for item in payload.media),
         aligner=expected,
+        earlier_ids=pieces(before),
     )
     for name in draw(st.lists(st.sampled_from(sorted(changes)), max_size=2)):
         terms = replace(terms, **{name: draw(changes[name])})
@@ -205,6 +225,7 @@ def meant_for_each_other(terms: AcquireTerms, payload: PayloadDescriptor, entry:
         and _models_fit(terms, payload, entry)
         and terms.model.tokenizer_digest == payload.model.tokenizer_digest
         and _tokens_fit(terms, payload)
+        and _context_fits(terms, payload)
         and _shapes_fit(terms.geometry, payload.geometry)
         and payload.valid_length >= terms.valid_length_min
         and terms.token_offset is not None
@@ -239,6 +260,21 @@ def _tokens_fit(terms: AcquireTerms, payload: PayloadDescriptor) -> bool:
         return True
     own = terms.tokens.packed_ids or b""
     return own[4 * start : 4 * (start + payload.valid_length)] == payload.tokens.packed_ids
+
+
+def _context_fits(terms: AcquireTerms, payload: PayloadDescriptor) -> bool:
+    start = terms.token_offset or 0
+    if not start:
+        return payload.context_digest == b""
+    if terms.tokens is not None:
+        packed = (terms.tokens.packed_ids or b"")[: 4 * start]
+    elif terms.earlier_ids is not None:
+        packed = b"".join(terms.earlier_ids)
+    else:
+        return False
+    ids = list(struct.unpack(f"<{len(packed) // 4}I", packed))
+    media_before = [item for item in terms.media if item.token_index < start]
+    return payload.context_digest == digest_of(ids, media_before)
 
 
 def _shapes_fit(mine: CacheGeometry | None, theirs: CacheGeometry) -> bool:
