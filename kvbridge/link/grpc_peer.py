@@ -33,6 +33,7 @@ _REQUEST_ID_BYTES = 16
 _GIVE_UP_SECONDS_MAX = 1.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
@@ -47,10 +48,12 @@ class GrpcPeer:
         self._target = target
         self._metadata = (("kvbridge-client", client_name),)
         self._channel = aio.insecure_channel(target, options=_OPTIONS)
+        # Bulk bytes have a connection of their own, for on a slow network no answer would overtake them.
+        self._bulk_channel = aio.insecure_channel(target, options=_OPTIONS)
         self._peer: Any = PeerServiceStub(self._channel)
         self._handoff: Any = HandoffServiceStub(self._channel)
         # Bulk bytes pass as serialized messages, because a protobuf library would copy them several times.
-        self._download: Any = self._channel.unary_stream(
+        self._download: Any = self._bulk_channel.unary_stream(
             "/kvbridge.v1.HandoffService/Download",
             request_serializer=handoff_service_pb2.DownloadRequest.SerializeToString,
             response_deserializer=None,
@@ -118,6 +121,7 @@ class GrpcPeer:
     async def close(self) -> None:
         """Hang up."""
         await self._channel.close(None)
+        await self._bulk_channel.close(None)
 
     def _require_right(self, owner: peer_service_pb2.PingResponse) -> None:
         if owner.node_id != self._node_id:

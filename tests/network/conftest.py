@@ -1,0 +1,32 @@
+"""Pairs of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.network.nodes import Pair, running_pair
+
+
+@pytest.fixture(scope="module", name="module_pair")
+def running_for_the_module() -> Iterator[Pair]:
+    """Run one pair for all tests of a module that leave it as it was."""
+    with running_pair() as pair:
+        yield pair
+
+
+@pytest.fixture
+def pair(module_pair: Pair) -> Iterator[Pair]:
+    """Lend the module's pair with a network that behaves, and require that nothing is left on either side."""
+    module_pair.proxy.behave()
+    yield module_pair
+    module_pair.proxy.behave()
+    module_pair.require_base()
+
+
+@pytest.fixture
+def own_pair() -> Iterator[Pair]:
+    """Run a pair whose processes may be killed."""
+    with running_pair() as pair:
+        yield pair

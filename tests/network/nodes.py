@@ -1,0 +1,93 @@
+"""Two nodes with a proxy between them, and a payload that takes a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvbridge.core.descriptor import PayloadSpec
+from kvbridge.core.reasons import Reason
+from kvbridge.v1 import handoff_service_pb2 as pb
+from kvbridge.v1 import types_pb2
+from kvbridge.wire import decode_reason, decode_tokens
+from tests import builders
+from tests.api import ApiClient
+from tests.harness import BridgeProcess, running_bridge, wait_for
+from tests.network.proxy import Proxy
+
+TOKENS = 1024
+PAYLOAD_BYTES = 4 << 20
+SLOW_BYTES_PER_SECOND = 1e6
+SETTINGS = (
+    "--lease-ttl-seconds",
+    "2",
+    "--peer-open-seconds",
+    "1",
+    "--peer-stall-seconds",
+    "1",
+    "--chunk-bytes",
+    "65536",
+    "--peer-check-seconds",
+    "0.1",
+)
+
+
+def large_spec(key: str, **changes: Any) -> PayloadSpec:
+    """Return a spec of 4 MiB."""
+    geometry = builders.geometry(kv_heads=4, head_dim_k=64, head_dim_v=64)
+    return builders.spec(key=key, geometry=geometry, capacity_tokens=TOKENS, tokens=builders.tokens(TOKENS), **changes)
+
+
+def foreign(key: str, *, owner: str = "owner", generation: int = 1) -> list[types_pb2.PayloadReference]:
+    """Return a plan of one payload of another node."""
+    return [types_pb2.PayloadReference(key=f"kvb://{owner}/{key}@{generation}")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two nodes, one of which pulls from the other, with a client at each."""
+
+    owner: BridgeProcess
+    puller: BridgeProcess
+    proxy: Proxy
+    producer: ApiClient
+    consumer: ApiClient
+
+    def acquire(self, spec: PayloadSpec, **changes: Any) -> pb.Part:
+        """Ask the puller for what the owner has."""
+        return self.consumer.acquire(spec, **{"payloads": foreign(spec.key), **changes})
+
+    def require_base(self) -> None:
+        """Wait until nothing is referenced or half done on either side."""
+        wait_for(lambda: _is_at_base(self.producer) and _is_at_base(self.consumer))
+
+
+def _is_at_base(client: ApiClient) -> bool:
+    usage = client.arena_usage()
+    return not (usage.leases or usage.holds or usage.reservations or usage.reserved_bytes or usage.draining_bytes)
+
+
+def refusal(part: pb.Part, spec: PayloadSpec | None = None) -> Reason:
+    """Return why an answer is the text, which must be there, with the tokens, if `spec` is given."""
+    assert part.WhichOneof("directive") == "text", part
+    assert part.text.detail
+    assert part.text.fallback.text == ("" if spec is None else "the text")
+    if spec is not None:
+        assert decode_tokens(part.text.tokens) == spec.tokens
+    return decode_reason(part.text.reason)
+
+
+@contextmanager
+def running_pair(*flags: str) -> Iterator[Pair]:
+    """Run two nodes; the way from the puller to the owner leads through a proxy."""
+    with Proxy() as proxy, running_bridge("--node-id", "owner", *SETTINGS) as owner:
+        proxy.target_port = owner.tcp_port
+        peers = ("--node-id", "puller", "--peers", f"owner=127.0.0.1:{proxy.port}")
+        with (
+            running_bridge(*peers, *SETTINGS, *flags) as puller,
+            ApiClient(owner) as producer,
+            ApiClient(puller) as consumer,
+        ):
+            yield Pair(owner=owner, puller=puller, proxy=proxy, producer=producer, consumer=consumer)
