@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvbridge.core.descriptor import PayloadSpec
+from kvbridge.core.context import context_digest
+from kvbridge.core.descriptor import PayloadReference, PayloadSpec
 from kvbridge.core.geometry import (
     CacheGeometry,
     DimensionOrder,
@@ -28,9 +29,9 @@ from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import ModelTag
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
-from kvbridge.wire import encode_geometry, encode_media, encode_model_tag, encode_tokens
+from kvbridge.wire import encode_geometry, encode_media, encode_model_tag, encode_reference, encode_tokens
 from tests import builders
-from tests.api import ApiClient
+from tests.api import ApiClient, acquire_request
 from tests.harness import BridgeProcess
 from tests.integration.server.refusals import refused
 
@@ -240,6 +241,32 @@ def test_other_tokens(valid: ApiClient) -> None:
     ids[4 * 7] = 99
     expected = pb.ExpectedTokens(prefix_of=types_pb2.TokenSequence(packed_ids=bytes(ids)))
     refused(acquire(valid, tokens=expected), Reason.TOKENS_MISMATCH, "at index 7 consumer has 99, payload has 7")
+
+
+@pytest.mark.parametrize(("before", "theirs"), [(0, "none"), (1, "other tokens")])
+def test_another_context(client: ApiClient, before: int, theirs: str) -> None:
+    """The second part of a plan was computed behind nothing, or behind other tokens than those that stand there now."""
+    keys = [f"context/{theirs}/{part}" for part in range(2)]
+    first, second = (builders.spec(key=key, **builders.piece(part)) for part, key in enumerate(keys))
+    foreign = context_digest([builders.tokens(10, first=1).packed_ids or b""]) if before else b""
+    whole = builders.spec(key=keys[0], tokens=builders.tokens(20), capacity_tokens=20)
+    references = [encode_reference(PayloadReference(key=key, generation=0)) for key in keys]
+    client.publish(first)
+    for spec, passes in ((second, True), (replace(second, context_digest=foreign), False)):
+        client.publish(spec)
+        part = client.call("Acquire", acquire_request(whole, payloads=references)).parts[1]
+        if passes:
+            assert part.WhichOneof("directive") == "kv", part.text
+        else:
+            mine, other = second.context_digest.hex()[:16], foreign.hex()[:16] or "none"
+            refused(part, Reason.TOKENS_MISMATCH, "context", f"consumer has {mine}", f"payload has {other}")
+
+
+def test_a_context_is_not_left_out(client: ApiClient) -> None:
+    """A consumer that begins with a part, at its position, does not have what the part was computed behind."""
+    spec = builders.spec(key="context/alone", **builders.piece(1))
+    client.publish(spec)
+    refused(acquire(client, spec), Reason.TOKENS_MISMATCH, "context", "consumer has none")
 
 
 MEDIA_CHANGES: list[tuple[tuple[MediaItem, ...], str, str]] = [

@@ -8,9 +8,12 @@ import pytest
 
 from kvbridge.client.errors import ArgumentTypeError, ArgumentValueError
 from kvbridge.client.plans import PUBLISH_SECONDS_DEFAULT, PublishPlan, plan_publication
+from kvbridge.client.token_ids import pack_token_ids
+from kvbridge.core.context import context_digest
 from kvbridge.core.descriptor import FallbackText, PayloadReference, Verification
 from kvbridge.core.errors import BridgeError
 from kvbridge.core.media import MediaItem
+from kvbridge.core.tokens import TokenSequence
 from tests.builders import geometry, model_tag
 from tests.catalogs import aligner_tag
 
@@ -71,6 +74,14 @@ def test_everything_else_is_passed_on() -> None:
     assert (spec.linger_seconds, spec.ttl_seconds, spec.derived_from) == (1.0, 2.5, (source,))
 
 
+def test_a_context_becomes_a_digest() -> None:
+    """What stood before is told by ids and pictures, and travels as a digest."""
+    picture = MediaItem(token_index=1, digest=b"\x01" * 32)
+    spec = _plan(first_position=3, context=[7, 8, 9], context_media=[picture]).spec
+    assert spec.context_digest == context_digest([pack_token_ids([7, 8, 9])], [picture])
+    assert _plan(first_position=3).spec.context_digest == b""
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -92,6 +103,7 @@ def test_everything_else_is_passed_on() -> None:
         ("media", [b"picture"]),
         ("media", 7),
         ("summary", 1),
+        ("context", "text"),
     ],
 )
 def test_a_value_of_another_type_is_refused(field: str, value: Any) -> None:
@@ -119,6 +131,14 @@ def test_a_value_of_another_type_is_refused(field: str, value: Any) -> None:
         ({"ttl_seconds": float("inf")}, "ttl_seconds"),
         ({"text": "a", "text_uri": "b"}, "fallback"),
         ({"aligner": aligner_tag()}, "aligner.source"),
+        ({"context": [7, 8]}, "first_position"),
+        ({"context": [], "first_position": 2}, "context"),
+        ({"context": TokenSequence(count=2, digest=b"\x01" * 32), "first_position": 2}, "context"),
+        ({"context_media": [MediaItem(token_index=0, digest=b"\x01" * 32)]}, "context_media"),
+        (
+            {"context": [7], "first_position": 1, "context_media": [MediaItem(token_index=1, digest=b"\x01" * 32)]},
+            "media.token_index",
+        ),
         ({"media": [MediaItem(token_index=10, digest=b"\x01" * 32)]}, "media.token_index"),
         ({"summary": "s" * ((4 << 20) + 1)}, "fallback.summary"),
     ],
