@@ -21,7 +21,14 @@ from kvbridge.core.geometry import LayerGroup
 from kvbridge.core.layout import Role
 from kvbridge.probe.finding import Evidence
 from kvbridge.probe.layer_zero import NAMES
-from kvbridge.probe.limits import LAYER_MARGIN, LAYER_SAMPLE_TOKENS_MAX, MEAN_TOKENS_MIN, limits_of
+from kvbridge.probe.limits import (
+    ANGLE_ERROR_PER_POSITION,
+    LAYER_MARGIN,
+    LAYER_SAMPLE_TOKENS_MAX,
+    MEAN_ANGLE_ERROR_MAX,
+    MEAN_TOKENS_MIN,
+    limits_of,
+)
 from kvbridge.probe.rotation import Rotation, rotation
 from kvbridge.probe.subject import Subject
 
@@ -154,6 +161,8 @@ def _choice(subject: Subject, group: LayerGroup) -> _Choice:
     index = subject.sample(group, tokens_max=tokens_max)
     ids = subject.ids[index]
     _, distinct = np.unique(ids, return_index=True)
+    if subject.positions(index[-1:]).sum() * ANGLE_ERROR_PER_POSITION > MEAN_ANGLE_ERROR_MAX:
+        distinct = distinct[:0]
     tables = (subject.fingerprint.keys.table, subject.fingerprint.values.table)
     return _Choice(
         index=index,

@@ -20,6 +20,8 @@ LAYER_MARGIN = 0.25
 """How much better another layer's mean may fit than the layer's own, in cosine, before layers count as mixed up."""
 ANGLE_ERROR_PER_POSITION = 2.0**-22
 """Radians by which angles differ between devices for each position: frequencies and products are rounded to float32."""
+MEAN_ANGLE_ERROR_MAX = 0.1
+"""Radians by which angles may differ for the mean of keys to be used."""
 CHANCE_FACTOR = 4.0
 """How many times the limit a wrong token's error must be, usually, for the fingerprint to decide anything."""
 

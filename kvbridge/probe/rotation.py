@@ -55,11 +55,18 @@ def rotation(encoding: PositionEncoding, head_dim: int) -> Rotation | None:
     """Return the rotation of keys, or None if the declared parameters do not determine it."""
     if encoding.rope is None:
         return Rotation(frequencies=np.empty(0, np.float32), pairing=RopePairing.HALF_SPLIT, factor=1.0)
-    frequencies = inverse_frequencies(encoding.rope, head_dim)
-    factor = dict(encoding.rope.scaling).get("attention_factor", (1.0,))
-    if frequencies is None or len(factor) != 1 or factor[0] <= 0:
+    frequencies, factor = inverse_frequencies(encoding.rope, head_dim), _factor(encoding.rope)
+    if frequencies is None or factor is None:
         return None
-    return Rotation(frequencies=frequencies, pairing=encoding.rope.pairing, factor=factor[0])
+    return Rotation(frequencies=frequencies, pairing=encoding.rope.pairing, factor=factor)
+
+
+def _factor(rope: RopeParameters) -> float | None:
+    """Return what rotated elements are multiplied by besides, or None if that is not said."""
+    # YaRN always has such a factor, and several ways to compute it: its absence says nothing.
+    absent = () if rope.rope_type == "yarn" else (1.0,)
+    given = dict(rope.scaling).get("attention_factor", absent)
+    return given[0] if len(given) == 1 and given[0] > 0 else None
 
 
 def inverse_frequencies(rope: RopeParameters, head_dim: int) -> NDArray[np.float32] | None:

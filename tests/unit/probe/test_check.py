@@ -247,6 +247,15 @@ def test_another_declared_rotation_is_noted_and_followed() -> None:
     assert "the declared rotation is not the one that the fingerprint was made with" in finding.notes
 
 
+def test_far_positions_leave_the_order_of_layers_open() -> None:
+    """Where angles are rounded too much, means of keys decide nothing, and layer 0 only what it still can."""
+    far = 4_000_000
+    assert checked(MODEL.payload(IDS, first_position=far)).problem is None
+    finding = checked(MODEL.payload(IDS, first_position=far).declared(tokens=packed(ids_of(COUNT, seed=2))))
+    assert finding.problem is not None
+    assert "key_layer_margin_min" not in finding.figures
+
+
 def test_scales_are_applied() -> None:
     """Values that are stored divided by a scale are compared multiplied by it."""
     scales = tuple(float(layer + 2) for layer in range(LAYERS))

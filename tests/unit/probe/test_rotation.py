@@ -95,6 +95,7 @@ def test_angles_are_those_of_the_integration(parameters: RopeParameters, head_di
         rope(rope_type="linear", scaling=(("factor", (1.0, 2.0)),)),
         rope(theta=1.0, rope_type="yarn", scaling=tuple((name, (value,)) for name, value in YARN.items())),
         rope(partial_factor=0.2),
+        scaled("yarn", YARN),
         rope(scaling=(("attention_factor", (0.0,)),)),
         rope(scaling=(("attention_factor", ()),)),
     ],
