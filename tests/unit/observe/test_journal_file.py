@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,18 @@ def test_a_record_that_cannot_be_encoded_ends_nothing(path: Path, caplog: pytest
     assert [line["handoff_id"] for line in lines(path)] == ["a", "b"]
     assert file.dropped == 1
     assert "cannot be written" in caplog.text
+
+
+def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    """Nothing but the thread waits for a write that does not come back, and the end waits for a bounded time."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    file = JournalFile(RotatingFile(str(pipe), bytes_max=1 << 30, files_max=2), RecordEncoder("node-1"))
+    file.start()
+    for _ in range(300):  # more than a pipe holds
+        file.put(records.record())
+    assert not file.close(0.05)
+    with pipe.open("rb", buffering=0) as reader:
+        os.set_blocking(reader.fileno(), False)
+        wait_for(lambda: (reader.read(1 << 16), file.close(0.0))[1])
+    assert file.dropped == 0
