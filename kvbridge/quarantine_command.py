@@ -140,8 +140,8 @@ def _time(seconds: float) -> str:
 def _outcome_lines(target: Target, outcome: QuarantineOutcome) -> Iterable[str]:
     real = bool(outcome.quarantine_id)
     yield f"{_named(target)}: {'quarantined as ' + outcome.quarantine_id if real else 'nothing is changed (dry run)'}"
-    refused = "are refused" if real else "would be refused"
-    yield f"{outcome.payloads_total} payloads {refused}; {outcome.clients_total} clients hold or held one of them"
+    received = "received by " + _count(outcome.clients_total, "client")
+    yield f"{'refused' if real else 'would be refused'}: {_count(outcome.payloads_total, 'payload')}, {received}"
     for payload in outcome.payloads:
         yield _payload_line(payload)
     more = outcome.payloads_total - len(outcome.payloads)
@@ -152,5 +152,9 @@ def _outcome_lines(target: Target, outcome: QuarantineOutcome) -> Iterable[str]:
 def _payload_line(payload: QuarantinedPayload) -> str:
     branch = "  └ " if payload.because.startswith(_DERIVED) else "  "
     where = "in memory" if payload.alive else "gone"
-    counts = f"{where}, {payload.leases} leases, {payload.handoffs} handoffs"
+    counts = f"{where}, {_count(payload.leases, 'lease')}, {_count(payload.handoffs, 'handoff')}"
     return f"{branch}{payload.reference.key}@{payload.reference.generation}  ({counts})  {payload.because}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

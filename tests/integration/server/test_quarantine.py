@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from kvbridge.core.descriptor import PayloadReference, PayloadSpec
 from kvbridge.core.events import PayloadQuarantined
 from kvbridge.core.layout import PAGE_BYTES
-from kvbridge.core.tags import AlignerTag
+from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.memory.slot_header import SlotState, read_header
 from kvbridge.v1 import catalog_service_pb2 as catalog_pb
 from kvbridge.v1 import handoff_service_pb2 as pb
@@ -26,16 +25,13 @@ from tests.api import ApiClient, acquire_request, field_of, random_content, uplo
 from tests.events import on_model, on_payload, quarantine, quarantines, unquarantine, watching
 from tests.harness import BridgeProcess, running_bridge
 
-BAD = builders.model_tag(name="bad", revision="r1")
-WORDS = "its model bad@r1 is quarantined: wrong weights"
+WORDS = "its model upgraded@r1 is quarantined: wrong weights"
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 
 
-@pytest.fixture
-def bridge_process() -> Iterator[BridgeProcess]:
-    """Run a bridge of this test's own: what is quarantined stays so."""
-    with running_bridge() as bridge:
-        yield bridge
+def version(name: str) -> ModelTag:
+    """Return a model version for one test: what is quarantined stays so."""
+    return builders.model_tag(name=name, revision="r1")
 
 
 def spec(key: str, *sources: types_pb2.PayloadReference, **changes: Any) -> PayloadSpec:
@@ -71,7 +67,7 @@ def test_a_model_is_refused_with_everything_that_derives_from_it(
     client: ApiClient, other: ApiClient, remote: ApiClient
 ) -> None:
     """A dry run says the same and changes nothing; those who hold or held it are told, those who did not are not."""
-    a, innocent = spec("a", model=BAD), spec("innocent")
+    a, innocent = spec("a", model=version("upgraded")), spec("innocent")
     at_a = publish(client, a)
     b = spec("b", at_a)
     at_b = publish(client, b)
@@ -85,10 +81,10 @@ def test_a_model_is_refused_with_everything_that_derives_from_it(
     other.release(briefly.kv.lease_token)
     acquire(remote, innocent)
     with watching(other) as told, watching(remote) as untold:
-        before = client.state()
-        dry = quarantine(client, on_model("bad"), why="wrong weights", dry_run=True)
-        assert (client.state(), dry.quarantine_id, quarantines(client)) == (before, "", [])
-        real = quarantine(client, on_model("bad"), why="wrong weights")
+        before, in_force = client.state(), quarantines(client)
+        dry = quarantine(client, on_model("upgraded"), why="wrong weights", dry_run=True)
+        assert (client.state(), dry.quarantine_id, quarantines(client)) == (before, "", in_force)
+        real = quarantine(client, on_model("upgraded"), why="wrong weights")
         assert real.quarantine_id
         assert (real.payloads_total, real.clients_total) == (dry.payloads_total, dry.clients_total) == (3, 1)
         assert list(real.payloads) == list(dry.payloads)
@@ -120,13 +116,13 @@ def test_a_model_is_refused_with_everything_that_derives_from_it(
 
 def test_what_is_not_committed_yet_never_will_be(client: ApiClient) -> None:
     """Be it reserved before the quarantine or after it, attached or by value."""
-    early = client.reserve(spec("early", model=BAD))
-    assert quarantine(client, on_model("bad")).payloads_total == 1
-    late = client.reserve(spec("late", model=BAD))
+    early = client.reserve(spec("early", model=version("pending")))
+    assert quarantine(client, on_model("pending")).payloads_total == 1
+    late = client.reserve(spec("late", model=version("pending")))
     for reserved in (early, late):
         answer = client.commit(reserved.reservation_token, verification=types_pb2.VERIFICATION_NONE)
         assert answer.rejected.reason == types_pb2.REASON_QUARANTINED
-        assert "its model bad@r1 is quarantined" in answer.rejected.detail
+        assert "its model pending@r1 is quarantined" in answer.rejected.detail
     uploaded = spec("uploaded", early.reference)
     sent = client.upload(upload_messages(uploaded, random_content(uploaded)))
     assert sent.commit.rejected.reason == types_pb2.REASON_QUARANTINED
@@ -135,15 +131,15 @@ def test_what_is_not_committed_yet_never_will_be(client: ApiClient) -> None:
 
 def test_one_generation_is_refused_and_the_others_are_not(client: ApiClient) -> None:
     """The newest is handed over although an older one is quarantined, and the other way round."""
-    wanted = spec("k")
+    wanted = spec("generations")
     for _ in range(3):
         publish(client, wanted)
-    assert quarantine(client, on_payload("k", 2)).payloads_total == 1
+    assert quarantine(client, on_payload("generations", 2)).payloads_total == 1
     _, newest = acquire(client, wanted)
     assert newest.kv.descriptor.reference.generation == 3
-    old = [encode_reference(PayloadReference(key="k", generation=2))]
+    old = [encode_reference(PayloadReference(key="generations", generation=2))]
     assert refusal(client, wanted, payloads=old) == (types_pb2.REASON_QUARANTINED, "the payload is quarantined")
-    quarantine(client, on_payload("k", 3))
+    quarantine(client, on_payload("generations", 3))
     assert refusal(client, wanted)[0] == types_pb2.REASON_QUARANTINED
 
 
@@ -173,15 +169,15 @@ def _tag(of: PayloadSpec, **changes: str) -> types_pb2.ModelTag:
 
 def test_lifting_ends_it_for_what_is_published_from_then_on(client: ApiClient) -> None:
     """What was ended stays ended; to lift what is not there is an error."""
-    a = spec("a", model=BAD)
+    a = spec("lifted", model=version("lifted"))
     publish(client, a)
-    imposed = quarantine(client, on_model("bad"), why="w")
-    assert quarantine(client, on_model("bad")).quarantine_id == imposed.quarantine_id
-    [listed] = quarantines(client)
-    assert (listed.quarantine_id, listed.target, listed.why) == (imposed.quarantine_id, on_model("bad"), "w")
+    imposed = quarantine(client, on_model("lifted"), why="w")
+    assert quarantine(client, on_model("lifted")).quarantine_id == imposed.quarantine_id
+    listed = quarantines(client)[0]
+    assert (listed.quarantine_id, listed.target, listed.why) == (imposed.quarantine_id, on_model("lifted"), "w")
     assert listed.since.seconds > 0
     unquarantine(client, imposed.quarantine_id)
-    assert quarantines(client) == []
+    assert listed not in quarantines(client)
     assert refusal(client, a)[0] == types_pb2.REASON_QUARANTINED
     publish(client, a)
     _, part = acquire(client, a)
@@ -211,8 +207,8 @@ def test_a_target_that_names_nothing_is_refused(
 
 def test_a_source_without_its_generation_is_refused(client: ApiClient) -> None:
     """The newest one is another payload a moment later, and could not be followed."""
-    publish(client, spec("a"))
-    vague = spec("b", encode_reference(PayloadReference(key="a", generation=0)))
+    publish(client, spec("exact"))
+    vague = spec("vague", encode_reference(PayloadReference(key="exact", generation=0)))
     with pytest.raises(grpc.RpcError) as caught:
         client.reserve(vague)
     assert (caught.value.code(), field_of(caught.value)) == (grpc.StatusCode.INVALID_ARGUMENT, "derived_from")
@@ -235,7 +231,7 @@ def test_a_file_keeps_quarantines_over_restarts(tmp_path: Path) -> None:
         with ApiClient(process) as client:
             assert quarantines(client) == before
             assert [record.quarantine_id for record in before] == [kept]
-            answer, _ = client.publish(spec("a", model=BAD))
+            answer, _ = client.publish(spec("a", model=version("bad")))
             assert answer.rejected.reason == types_pb2.REASON_QUARANTINED
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -265,7 +261,6 @@ def test_a_quarantine_that_cannot_be_written_is_in_force_all_the_same(tmp_path: 
     ("content", "words"),
     [
         ("{", "does not hold quarantines"),
-        ('{"format": 2, "quarantines": []}', "format 2 is not 1"),
         (
             '{"format": 1, "quarantines": [{"tenant": "x", "id": "i", "since": 0, "why": "", "model": {"name": "m"}}]}',
             "there is no tenant 'x'",
@@ -291,25 +286,26 @@ def _command(process: BridgeProcess, *arguments: str) -> subprocess.CompletedPro
 
 def test_the_command_shows_what_it_touches(bridge_process: BridgeProcess, client: ApiClient, other: ApiClient) -> None:
     """For a person, as JSON, as a list; and undoes it for what comes later."""
-    at_a = publish(client, spec("a", model=BAD))
-    publish(client, spec("b", at_a))
-    acquire(other, spec("b"))
-    dry = _command(bridge_process, "quarantine", "--model", "bad@r1", "--why", "oops", "--dry-run")
+    at_root = publish(client, spec("root", model=version("shown")))
+    publish(client, spec("leaf", at_root))
+    acquire(other, spec("leaf"))
+    dry = _command(bridge_process, "quarantine", "--model", "shown@r1", "--why", "oops", "--dry-run")
     assert dry.returncode == 0, dry.stderr
     assert dry.stdout.splitlines() == [
-        "model bad@r1: nothing is changed (dry run)",
-        "2 payloads would be refused; 1 clients hold or held one of them",
-        "  a@1  (in memory, 0 leases, 0 handoffs)  its model bad@r1 is quarantined: oops",
-        "  └ b@1  (in memory, 1 leases, 1 handoffs)  it derives from a@1: its model bad@r1 is quarantined: oops",
+        "model shown@r1: nothing is changed (dry run)",
+        "would be refused: 2 payloads, received by 1 client",
+        "  root@1  (in memory, 0 leases, 0 handoffs)  its model shown@r1 is quarantined: oops",
+        "  └ leaf@1  (in memory, 1 lease, 1 handoff)  it derives from root@1: its model shown@r1 is quarantined: oops",
     ]
-    real = json.loads(_command(bridge_process, "quarantine", "--model", "bad@r1", "--why", "oops", "--json").stdout)
-    assert [one["reference"]["key"] for one in real["payloads"]] == ["a", "b"]
+    real = json.loads(_command(bridge_process, "quarantine", "--model", "shown@r1", "--why", "oops", "--json").stdout)
+    assert [one["reference"]["key"] for one in real["payloads"]] == ["root", "leaf"]
     listed = _command(bridge_process, "quarantine", "list").stdout
     assert real["quarantine_id"] in listed
-    assert "model bad@r1: oops" in listed
+    assert "model shown@r1: oops" in listed
     ended = _command(bridge_process, "unquarantine", real["quarantine_id"])
     assert (ended.returncode, "has ended" in ended.stdout) == (0, True)
-    assert json.loads(_command(bridge_process, "quarantine", "list", "--json").stdout) == []
+    left = json.loads(_command(bridge_process, "quarantine", "list", "--json").stdout)
+    assert real["quarantine_id"] not in {one["quarantine_id"] for one in left}
     missing = _command(bridge_process, "unquarantine", real["quarantine_id"])
     assert (missing.returncode, "no quarantine in force" in missing.stderr) == (EXIT_FAILURE, True)
 
