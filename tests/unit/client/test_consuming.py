@@ -26,6 +26,9 @@ KEYS = ("a", "b", "c")
 class AnsweringPorts:
     """Answers every acquire in the same way, and notes which leases came back."""
 
+    connector = None
+    """Nobody reports here."""
+
     def __init__(self, answer: pb.AcquireResponse) -> None:
         self.ended = Notes()
         self._answer = answer
