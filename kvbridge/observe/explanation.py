@@ -25,6 +25,7 @@ _STANDING_COLUMNS = 10
 _PLACE_COLUMNS = 14
 _NANOS_PER_MICRO = 1000
 _MICROS_PER_MILLI = 1000
+_MICROS_PER_SECOND = 1_000_000
 _MIB = 1 << 20
 _KIB = 1 << 10
 
@@ -160,7 +161,13 @@ def _micros(duration: Duration) -> float:
 
 def _time(duration: Duration) -> str:
     micros = _micros(duration)
-    return f"{micros:,.0f} µs" if micros < _MICROS_PER_MILLI else f"{micros / _MICROS_PER_MILLI:,.1f} ms"
+    if micros < _MICROS_PER_MILLI:
+        return f"{micros:.0f} µs"
+    return (
+        f"{micros / _MICROS_PER_MILLI:.1f} ms"
+        if micros < _MICROS_PER_SECOND
+        else f"{micros / _MICROS_PER_SECOND:,.1f} s"
+    )
 
 
 def _size(count: int) -> str:
