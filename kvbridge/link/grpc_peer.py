@@ -31,6 +31,7 @@ MESSAGE_BYTES_MAX = 64 << 20
 """Largest message that is accepted: room for the longest text and token list together."""
 _REQUEST_ID_BYTES = 16
 _GIVE_UP_SECONDS_MAX = 1.0
+_IDLE_CHANNELS_MAX = 4
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.use_local_subchannel_pool", 1),
@@ -48,16 +49,9 @@ class GrpcPeer:
         self._target = target
         self._metadata = (("kvbridge-client", client_name),)
         self._channel = aio.insecure_channel(target, options=_OPTIONS)
-        # Bulk bytes have a connection of their own, for on a slow network no answer would overtake them.
-        self._bulk_channel = aio.insecure_channel(target, options=_OPTIONS)
         self._peer: Any = PeerServiceStub(self._channel)
         self._handoff: Any = HandoffServiceStub(self._channel)
-        # Bulk bytes pass as serialized messages, because a protobuf library would copy them several times.
-        self._download: Any = self._bulk_channel.unary_stream(
-            "/kvbridge.v1.HandoffService/Download",
-            request_serializer=handoff_service_pb2.DownloadRequest.SerializeToString,
-            response_deserializer=None,
-        )
+        self._idle: list[aio.Channel] = []
 
     def __repr__(self) -> str:
         """Show who is called where."""
@@ -94,17 +88,23 @@ class GrpcPeer:
     async def pull(self, lease_token: str, *, seconds_max: float) -> AsyncGenerator[memoryview, None]:
         """Yield the canonical bytes of a leased payload; errors as for `Peer.pull`."""
         request = handoff_service_pb2.DownloadRequest(lease_token=lease_token)
-        call = self._download(request, timeout=seconds_max, metadata=self._metadata)
+        # Each stream has a connection of its own, for on a slow network no answer would overtake its bytes; and one
+        # that broke off is not used again, because what is left of its stream would come before anything else.
+        channel = self._idle.pop() if self._idle else aio.insecure_channel(self._target, options=_OPTIONS)
+        call = _download(channel)(request, timeout=seconds_max, metadata=self._metadata)
+        is_clean = False
         try:
             async for message in call:
                 chunk = split_chunk(message, DOWNLOAD_CHUNK_TAG)
                 if not chunk:  # An empty one says nothing, and a stream of them would never end.
                     raise TransferFailedError(f"node {self._node_id!r} sent what is not a chunk")
                 yield chunk
+            is_clean = True
         except aio.AioRpcError as error:
             raise TransferFailedError(f"the transfer from node {self._node_id!r} broke off: {_words(error)}") from error
         finally:
             call.cancel()
+            await self._put_away(channel, is_clean=is_clean)
 
     async def renew(self, lease_token: str, *, seconds_max: float) -> None:
         """Prolong a lease."""
@@ -120,12 +120,18 @@ class GrpcPeer:
 
     async def close(self) -> None:
         """Hang up."""
-        await self._channel.close(None)
-        await self._bulk_channel.close(None)
+        for channel in (self._channel, *self._idle):
+            await channel.close(None)
 
     def _require_right(self, owner: peer_service_pb2.PingResponse) -> None:
         if owner.node_id != self._node_id:
             raise OwnerUnreachableError(f"{self._target} is node {owner.node_id!r}, not {self._node_id!r}")
+
+    async def _put_away(self, channel: aio.Channel, *, is_clean: bool) -> None:
+        if is_clean and len(self._idle) < _IDLE_CHANNELS_MAX:
+            self._idle.append(channel)
+        else:
+            await channel.close(None)
 
     async def _give_up(self, answer: peer_service_pb2.OpenPayloadResponse) -> None:
         """Return a lease that nothing can be done with."""
@@ -156,6 +162,15 @@ class StaticPeers:
         """Hang up on all of them."""
         for peer in self._peers.values():
             await peer.close()
+
+
+def _download(channel: aio.Channel) -> Any:
+    # Bulk bytes pass as serialized messages, because a protobuf library would copy them several times.
+    return channel.unary_stream(
+        "/kvbridge.v1.HandoffService/Download",
+        request_serializer=handoff_service_pb2.DownloadRequest.SerializeToString,
+        response_deserializer=None,
+    )
 
 
 def _decode_answer(answer: peer_service_pb2.OpenPayloadResponse) -> Opened | Closed:

@@ -219,7 +219,7 @@ def _while_its_leases_come_home(_: Scene) -> pb.Part:
 ELSEWHERE = {
     Reason.FORMAT_UNSUPPORTED: "there is one format so far, so that only the gate's own tests can ask for another",
     Reason.TRANSFER_TIMEOUT: "it takes a payload of gigabytes, in test_deadlines",
-    Reason.TRANSFER_FAILED: "it takes two nodes and something that goes wrong between them",
+    Reason.TRANSFER_FAILED: "it takes two nodes and a network between them that fails, in tests/network/test_pulls.py",
 }
 """Reasons that this file does not provoke, and why."""
 NO_TEXT = frozenset({Reason.PAYLOAD_UNKNOWN, Reason.OWNER_UNREACHABLE})
