@@ -46,6 +46,9 @@ class Standing(StrEnum):
     """All that is known speaks for it."""
 
 
+_STANDINGS = list(Standing)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
     """One place and how the evidence on it stands."""
@@ -107,13 +110,14 @@ def _clears(words: str) -> _Fact:
 
 
 def _standing(facts: list[_Fact]) -> Standing:
-    weights = {fact.weight for fact in facts}
-    return next(standing for standing in Standing if standing in weights)
+    weights = [fact.weight for fact in facts]
+    return next(standing for standing in _STANDINGS if standing in weights)
 
 
-def _rank(facts: list[_Fact]) -> tuple[int, ...]:
-    counts = [sum(fact.weight is standing for fact in facts) for standing in (Standing.LIKELY, Standing.POSSIBLE)]
-    return (list(Standing).index(_standing(facts)), *(-count for count in counts))
+def _rank(facts: list[_Fact]) -> tuple[int, int, int]:
+    weights = [fact.weight for fact in facts]
+    rank = _STANDINGS.index(_standing(facts))
+    return rank, -weights.count(Standing.LIKELY), -weights.count(Standing.POSSIBLE)
 
 
 # What was reported
@@ -136,20 +140,28 @@ def _was_good(record: HandoffRecord) -> bool:
 
 
 def _of_parts(record: HandoffRecord, facts_of: _PartFacts) -> _Facts:
-    """Yield the facts of all parts that were leased, each fact once, with the parts that it holds for."""
+    """Yield the facts of all parts that were leased."""
     leased = [(number, part) for number, part in enumerate(record.parts, 1) if part.leased]
     if not leased:
         yield _clears("no part was handed over as a cache")
         return
-    holds_for: dict[_Fact, list[int]] = {}
-    for number, part in leased:
-        for fact in facts_of(record, part):
-            holds_for.setdefault(fact, []).append(number)
-    for fact, numbers in holds_for.items():
-        where = "" if len(numbers) == len(leased) else f"part {', '.join(map(str, numbers))}: "
-        yield _Fact(fact.weight, where + fact.words)
+    if len(leased) == 1:
+        yield from facts_of(record, leased[0][1])
+    else:
+        yield from _merged({number: list(facts_of(record, part)) for number, part in leased})
     if record.outcome is not None and record.outcome.use is not HandoffUse.USED:
         yield _open("by its report the consumer took the text, and the cache had no part in the answer")
+
+
+def _merged(facts_of_parts: dict[int, list[_Fact]]) -> _Facts:
+    """Yield each fact once, with the parts that it holds for unless it holds for all."""
+    holds_for: dict[_Fact, list[int]] = {}
+    for number, facts in facts_of_parts.items():
+        for fact in facts:
+            holds_for.setdefault(fact, []).append(number)
+    for fact, numbers in holds_for.items():
+        where = "" if len(numbers) == len(facts_of_parts) else f"part {', '.join(map(str, numbers))}: "
+        yield _Fact(fact.weight, where + fact.words)
 
 
 def _alignment(record: HandoffRecord, part: PartRecord) -> _Facts:
