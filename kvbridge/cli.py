@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from kvbridge import catalog_command, explain_command, inspection, probe_command, quarantine_command
+from kvbridge import calibrate_command, catalog_command, explain_command, inspection, probe_command, quarantine_command
 from kvbridge.config import BridgeConfig, ConfigurationError, load_config, setting_meanings
 from kvbridge.core.errors import BridgeError
 from kvbridge.version import VERSION
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     quarantine_command.add_commands(commands)
     explain_command.add_commands(commands)
     probe_command.add_commands(commands)
+    calibrate_command.add_commands(commands)
     _add_demo(commands)
     return parser
 

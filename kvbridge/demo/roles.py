@@ -77,12 +77,13 @@ class Agent:
         """Answer the question after the document from text and from the cache, and compare."""
         for length in lengths:
             count = answer_tokens if length == max(lengths) else 1
-            text, cache = self._from_text(length, count), self._from_cache(length, count)
-            text_seconds = [text.first_token_seconds]
-            cache_seconds = [cache.first_token_seconds]
-            for _ in range(repeats - 1):
-                text_seconds.append(self._from_text(length, 1).first_token_seconds)
-                cache_seconds.append(self._from_cache(length, 1).first_token_seconds)
+            # The text comes first: its measurements tell the bridge that even the shortest handoff pays.
+            counts = [count] + [1] * (repeats - 1)
+            texts = [self._from_text(length, each) for each in counts]
+            caches = [self._from_cache(length, each) for each in counts]
+            text, cache = texts[0], caches[0]
+            text_seconds = [answer.first_token_seconds for answer in texts]
+            cache_seconds = [answer.first_token_seconds for answer in caches]
             emit(
                 "compared",
                 tokens=length,
@@ -109,7 +110,10 @@ class Agent:
         )
 
     def _from_text(self, length: int, count: int) -> Continuation:
-        return continue_greedily(self.model, self._prompt(length), count=count)
+        prompt = self._prompt(length)
+        answer = continue_greedily(self.model, prompt, count=count)
+        self.port.report_prefill(self.bridge, len(prompt), answer.first_token_seconds)
+        return answer
 
     def _from_cache(self, length: int, count: int) -> FromCache:
         prompt = self._prompt(length)

@@ -199,8 +199,6 @@ def _bridge(directory: str, say: Callable[[str], None]) -> Iterator[str]:
     target = f"unix:{directory}/bridge.sock"
     command = [sys.executable, "-m", "kvbridge", "serve", "--socket", f"{directory}/bridge.sock", "--listen", ""]
     command += ["--metrics-listen", ""]
-    # The shortest handoff shown is below the floor of a bridge that knows nothing of the model's speed.
-    command += ["--unmeasured-tokens-min", "1"]
     command += ["--arena-bytes", str(ARENA_BYTES), "--drain-seconds", "1"]
     with Path(directory, "bridge.log").open("w+") as log:
         process = subprocess.Popen(command, stderr=log)  # noqa: S603 - our own command

@@ -85,7 +85,8 @@ class CostKeeper:
 
     def record_download(self, nbytes: int, seconds: float) -> None:
         """Take the node's own measurement of a download."""
-        self.model.record_transfer(self._pair(attached=False), nbytes, seconds)
+        with suppress(InvalidFieldError):  # A clock that showed no time at all.
+            self.model.record_transfer(self._pair(attached=False), nbytes, seconds)
 
     def record_pull(self, owner: str, nbytes: int, seconds: float) -> None:
         """Take the node's own measurement of bytes that came from another node."""

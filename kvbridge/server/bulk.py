@@ -6,6 +6,7 @@ Messages stay serialized: `kvbridge.wire.chunks` finds the chunk in them without
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
@@ -81,7 +82,8 @@ class BulkServicer:
         descriptor = payload.descriptor
         assert descriptor is not None, payload
         layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
-        if wanted.offset_bytes > layout.canonical_bytes(descriptor.valid_length):
+        total_bytes, began_at = layout.canonical_bytes(descriptor.valid_length), time.perf_counter()
+        if wanted.offset_bytes > total_bytes:
             raise InvalidFieldError("offset_bytes", f"is {wanted.offset_bytes}, beyond the end of the payload")
         for pieces in canonical_chunks(
             slot,
@@ -93,6 +95,8 @@ class BulkServicer:
             self._bridge.payload_of_lease(client, wanted.lease_token)
             self._bridge.traffic.downloaded_bytes += sum(piece.nbytes for piece in pieces)
             yield encode_chunk(pieces, DOWNLOAD_CHUNK_TAG)
+        if not wanted.offset_bytes:
+            self._bridge.costs.record_download(total_bytes, time.perf_counter() - began_at)
 
 
 async def _write_chunks(upload: Upload, messages: AsyncIterator[bytes], *, pause_seconds_max: float) -> pb.PayloadSeal:

@@ -149,6 +149,10 @@ class ModelPort:
         identity = self._current()
         return bridge.acquire_plan(keys, model=identity.tag, geometry=identity.geometry, tokens=tokens, **options)
 
+    def report_prefill(self, bridge: Bridge, tokens: int, seconds: float, **options: Any) -> bool:
+        """Tell a bridge how long this model took to prefill `tokens` tokens; arguments and errors as for `Bridge`'s."""
+        return bridge.report_prefill(self.tag, tokens, seconds, **options)
+
     def cache(self, handoff: Handoff | PlanHandoff, *, headroom_tokens: int = DEFAULT_HEADROOM_TOKENS) -> HandoffCache:
         """Return a handoff's or plan's cache where this model computes; errors as for its `as_transformers_cache`.
 
