@@ -301,17 +301,62 @@ def same(one: object, other: object) -> bool:
     return repr(one) == repr(other)
 
 
-@settings(max_examples=1500, deadline=None)
+def passes(terms: AcquireTerms, payload: PayloadDescriptor, entry: AlignerEntry | None) -> tuple[bool, object]:
+    """Tell whether the gate passes a pair, with a catalog of this aligner alone, and what it found."""
+    claimed = payload.aligner or terms.aligner
+    found = entry is not None and claimed is not None and same(entry.tag, claimed)
+    known = entry is not None and claimed is not None and entry.tag.name == claimed.name
+    standing = AlignerStanding(name_known=known, entry=entry if found else None)
+    conditions = Conditions(policy=RoutePolicy(), aligner=standing)
+    candidate = Candidate(known=True, descriptor=payload)
+    verdict = decide(Question(terms=terms, candidate=candidate, conditions=conditions))
+    return verdict.failure is None, verdict.failures
+
+
+@settings(max_examples=400, deadline=None)
 @given(pairs())
 def test_the_gate_passes_exactly_what_is_equal(
     drawn: tuple[AcquireTerms, PayloadDescriptor, AlignerEntry | None],
 ) -> None:
     """A cache is handed over if and only if every compared field is equal."""
     terms, payload, entry = drawn
-    claimed = payload.aligner or terms.aligner
-    found = entry is not None and claimed is not None and same(entry.tag, claimed)
-    known = entry is not None and claimed is not None and entry.tag.name == claimed.name
-    standing = AlignerStanding(name_known=known, entry=entry if found else None)
-    conditions = Conditions(policy=RoutePolicy(), aligner=standing)
-    verdict = decide(Question(terms=terms, candidate=Candidate(known=True, descriptor=payload), conditions=conditions))
-    assert (verdict.failure is None) == meant_for_each_other(terms, payload, entry if found else None), verdict.failures
+    passed, found = passes(terms, payload, entry)
+    assert passed == meant_for_each_other(terms, payload, entry), found
+
+
+@settings(max_examples=400, deadline=None)
+@given(descriptors(), st.data())
+def test_one_field_of_the_shape_is_enough(payload: PayloadDescriptor, data: st.DataObject) -> None:
+    """Of a consumer that is right in all else, one field of one group of layers decides."""
+    payload = replace(payload, aligner=None, context_digest=b"")
+    terms = AcquireTerms(
+        reference=payload.reference,
+        model=payload.model,
+        geometry=data.draw(nearly(payload.geometry)),
+        tokens=payload.tokens,
+        first_position=payload.first_position,
+        media=payload.media,
+    )
+    passed, found = passes(terms, payload, None)
+    assert passed == _shapes_fit(terms.geometry, payload.geometry), found
+
+
+@settings(max_examples=200, deadline=None)
+@given(descriptors(), aligners, st.data())
+def test_one_field_of_an_aligner_is_enough(payload: PayloadDescriptor, tag: AlignerTag, data: st.DataObject) -> None:
+    """Applied, expected or listed: all three must be the same in every field, and bound to the two models."""
+    applied = replace(tag, source=payload.model)
+    tags = [data.draw(st.just(applied) | almost(applied)) for _ in range(2)]
+    payload = replace(payload, aligner=data.draw(st.none() | st.just(applied)), context_digest=b"")
+    terms = AcquireTerms(
+        reference=payload.reference,
+        model=replace(applied.target, tokenizer_digest=payload.model.tokenizer_digest),
+        geometry=payload.geometry,
+        tokens=payload.tokens,
+        first_position=payload.first_position,
+        media=payload.media,
+        aligner=tags[0],
+    )
+    entry = _listed(tags[1])
+    passed, found = passes(terms, payload, entry)
+    assert passed == _models_fit(terms, payload, entry), found
