@@ -6,6 +6,7 @@ record that is forgotten is the oldest of all, so if an index entry still names 
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from typing import TypeAlias
 from kvbridge.core.errors import UnknownReferenceError
 from kvbridge.core.journal import HandoffRecord, Outcome
 from kvbridge.core.reasons import Reason
+
+_log = logging.getLogger(__name__)
 
 PARTS_PER_RECORD_MEAN_MAX = 4
 """Parts that are remembered for each record that may be; a plan may have 64, and they are what takes memory."""
@@ -62,7 +65,7 @@ class Journal:
         return JournalSnapshot(records=len(self._records), parts=self._parts, reported=reported)
 
     def add_listener(self, listener: Listener) -> None:
-        """Call `listener` for every record that is added or reported on from now on."""
+        """Call `listener` for every record that is added or reported on from now on; what it raises is logged."""
         self._listeners.append(listener)
 
     def add(self, record: HandoffRecord) -> None:
@@ -102,7 +105,10 @@ class Journal:
 
     def _tell(self, record: HandoffRecord) -> None:
         for listener in self._listeners:
-            listener(record)
+            try:
+                listener(record)
+            except Exception:  # noqa: BLE001 - an outermost boundary: who only looks on takes no answer away
+                _log.error("a listener of the journal failed", exc_info=True)
 
     def _forget_oldest(self) -> None:
         handoff_id, record = self._records.popitem(last=False)

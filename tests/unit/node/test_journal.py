@@ -87,6 +87,21 @@ def test_listeners_hear_of_records_and_of_changed_outcomes() -> None:
     assert told == [None, USED, BAD]
 
 
+def test_a_listener_that_fails_takes_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """The handoff goes on, the other listeners are told, and the fault is in the log."""
+    journal = Journal(8)
+    told: list[HandoffRecord] = []
+
+    def fail(_: HandoffRecord) -> None:
+        raise ValueError("cannot listen")
+
+    journal.add_listener(fail)
+    journal.add_listener(told.append)
+    journal.add(records.record())
+    assert len(told) == len(journal) == 1
+    assert "cannot listen" in caplog.text
+
+
 def test_a_handoff_with_a_lease_is_not_found_by_a_reason() -> None:
     """Checks that failed on the way, as those of a route that shadows, count only where the text was taken."""
     journal = Journal(8)
