@@ -18,6 +18,8 @@ from kvbridge.node.breakers import Breakers
 from kvbridge.node.costs import CostKeeper
 from kvbridge.node.foreign import Foreign
 
+_ALIGNERS_COMPARED_MAX = 64
+"""Most versions of an aligner that are looked at to say in what one that is not there differs."""
 _SHARE_BYTES = 8
 _SHARE_STEPS = 1 << 53
 """As many as a float tells apart in [0, 1)."""
@@ -208,11 +210,20 @@ def _claimed(descriptor: PayloadDescriptor | None, terms: AcquireTerms) -> Align
 def _standing(catalog: Catalog, claimed: AlignerTag | None) -> AlignerStanding:
     if claimed is None:
         return AlignerStanding()
+    entry = catalog.aligner(claimed)
     return AlignerStanding(
         name_known=catalog.aligner_named(claimed.name),
-        entry=catalog.aligner(claimed),
+        entry=entry,
+        nearest=_nearest(catalog, claimed) if entry is None else None,
         problem=catalog.aligner_problem(claimed),
     )
+
+
+def _nearest(catalog: Catalog, claimed: AlignerTag) -> AlignerTag | None:
+    """Return which version of an aligner differs least from one that is not in the catalog, for people."""
+    listed = (entry.tag for _, entry in catalog.aligners_after((claimed.name,), _ALIGNERS_COMPARED_MAX))
+    named = [tag for tag in listed if tag.name == claimed.name]
+    return min(named, key=lambda tag: len(claimed.differences(tag)), default=None)
 
 
 def _refusal(admission: Admission) -> str | None:

@@ -10,6 +10,7 @@ from kvbridge.core.gate.geometries import geometry_difference, position_differen
 from kvbridge.core.gate.request import AcquireTerms, Question
 from kvbridge.core.media import MediaItem
 from kvbridge.core.reasons import Reason
+from kvbridge.core.tags import AlignerTag
 from kvbridge.core.tokens import TOKEN_ID_BYTES
 
 _TOKENIZER_FIELD = "tokenizer_digest"
@@ -56,8 +57,16 @@ def _aligner_version_fits(question: Question) -> str | None:
         return "; ".join(differences)
     standing = question.conditions.aligner
     if standing.entry is None:
-        return f"the catalog does not have version {claimed.version!r} of {claimed.name!r} for exactly these models"
+        return _not_listed(claimed, standing.nearest)
     return standing.problem
+
+
+def _not_listed(claimed: AlignerTag, nearest: AlignerTag | None) -> str:
+    problem = f"the catalog does not have version {claimed.version!r} of {claimed.name!r} for exactly these models"
+    if nearest is None:
+        return problem
+    differences = (f"{each.field} is {each.expected!r}, there {each.found!r}" for each in claimed.differences(nearest))
+    return f"{problem}: {'; '.join(differences)}"
 
 
 def _alignment_is_good_enough(question: Question) -> str | None:

@@ -79,6 +79,8 @@ class AlignerStanding:
     """Whether there is any version of an aligner of this name."""
     entry: AlignerEntry | None = None
     """Exactly this version, if it is there."""
+    nearest: AlignerTag | None = None
+    """If it is not: the one of this name that differs in the fewest fields, as far as one is known."""
     problem: str | None = None
     """Why it cannot be used as it stands, such as that nobody has validated it; None if it can."""
 

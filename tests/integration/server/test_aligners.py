@@ -112,7 +112,9 @@ def test_another_aligner_is_expected_than_was_applied(catalogued: Catalogued, ch
 def test_another_aligner_is_expected_than_the_catalog_has(catalogued: Catalogued, changes: dict[str, Any]) -> None:
     """The consumer would apply it itself: it must be in the catalog, and bound to exactly these two models."""
     expected = replace(ALIGNER, **changes)
-    refused(catalogued.acquire(catalogued.plain, expected), Reason.ALIGNER_VERSION_MISMATCH)
+    [listed] = expected.differences(ALIGNER)
+    named = (listed.field, repr(listed.expected), repr(listed.found))
+    refused(catalogued.acquire(catalogued.plain, expected), Reason.ALIGNER_VERSION_MISMATCH, *named)
     catalogued.put(expected)
     bound = (expected.source, expected.target) == (ALIGNER.source, ALIGNER.target)
     part = catalogued.acquire(catalogued.plain, expected)
@@ -131,7 +133,9 @@ def test_another_aligner_was_applied_than_the_catalog_has(catalogued: Catalogued
     applied = replace(ALIGNER, **changes)
     spec = replace(catalogued.aligned, key=f"aligned/{changes}", aligner=applied, model=applied.source)
     catalogued.client.publish(spec)
-    refused(catalogued.acquire(spec, None), Reason.ALIGNER_VERSION_MISMATCH)
+    [listed] = applied.differences(ALIGNER)
+    named = (listed.field, repr(listed.expected), repr(listed.found))
+    refused(catalogued.acquire(spec, None), Reason.ALIGNER_VERSION_MISMATCH, *named)
     catalogued.put(applied)
     part = catalogued.acquire(spec, None)
     if applied.target != TARGET:
