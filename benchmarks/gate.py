@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,12 +32,10 @@ from benchmarks.gate_node import (
     ASKED,
     PROMPT_TOKENS,
     asked_key,
-    asked_spec,
     config,
     fill,
     full_catalog,
     pair,
-    publish,
     terms,
     token_ids,
 )
@@ -48,7 +45,6 @@ from kvbridge.core.descriptor import Verification
 from kvbridge.node.acquiring import Acquisition
 from kvbridge.node.answers import Leased
 from kvbridge.node.bridge import Bridge
-from kvbridge.server.process import running
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
@@ -60,7 +56,6 @@ LATE_P99_SECONDS_TARGET = 10e-3
 CALLERS = 200
 CROWD_DEADLINE_SECONDS = 2.0
 CROWD_CLIENT = (("kvbridge-client", "benchmark-of-the-crowd"),)
-FULL_SECONDS_MAX = 600.0
 STOP_SECONDS_MAX = 30.0
 WARM_UPS = 200
 
@@ -139,11 +134,12 @@ async def inside(payloads: int, repetitions: int) -> Inside:
 
 
 @contextmanager
-def full_node(payloads: int) -> Iterator[str]:
+def full_node(payloads: int, *flags: str) -> Iterator[str]:
     """Run a node of its own process with so many payloads, and yield its target once it is full."""
     with tempfile.TemporaryDirectory(prefix="kvb-gate-") as directory:
         socket = str(Path(directory, "bridge.sock"))
         command = [sys.executable, "-m", "benchmarks.gate_node", "--socket", socket, "--payloads", str(payloads)]
+        command += flags
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
@@ -191,35 +187,9 @@ def _acquire_seconds(bridge: kvbridge.Bridge, number: int) -> float:
 
 
 def crowd(callers: int, deadline_seconds: float) -> Crowd:
-    """Let many wait for a check while the node's only checking thread is busy with something else."""
-    serving, done = threading.Event(), threading.Event()
-    targets: list[str] = []
-
-    async def serve(socket: str) -> None:
-        async with running(config(socket, ASKED)) as (bridge, _):
-            bridge.catalog.change(lambda _: full_catalog())
-            await publish(bridge, bridge.sessions.open("default"), asked_spec(0), Verification.DIGEST)
-            for _ in range(bridge.config.verify_threads):
-                bridge._verifier._executor.submit(done.wait)  # noqa: SLF001 - what keeps a node busy without bytes
-            targets.append(f"unix:{socket}")
-            serving.set()
-            await asyncio.to_thread(done.wait)
-
-    with tempfile.TemporaryDirectory(prefix="kvb-gate-") as directory:
-        thread = threading.Thread(target=lambda: asyncio.run(serve(f"{directory}/s")))
-        thread.start()
-        try:
-            if not serving.wait(FULL_SECONDS_MAX):
-                raise RuntimeError("the node does not serve")
-            return _waiting(targets[0], callers, deadline_seconds)
-        finally:
-            done.set()
-            thread.join(STOP_SECONDS_MAX)
-
-
-def _waiting(target: str, callers: int, deadline_seconds: float) -> Crowd:
+    """Let many wait for a check by a node whose checking threads are busy with something else."""
     late: list[float] = []
-    with grpc.insecure_channel(target) as channel:
+    with full_node(ASKED, "--busy") as target, grpc.insecure_channel(target) as channel:
         acquire = HandoffServiceStub(channel).Acquire
         requests = [_request(number) for number in range(callers)]
         acquire(_request(callers, types_pb2.VERIFICATION_NONE), metadata=CROWD_CLIENT)  # Connects.

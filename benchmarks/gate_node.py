@@ -1,6 +1,7 @@
 """A node full of payloads, models, aligners and routes, and what one of its consumers asks for.
 
-`python -m benchmarks.gate_node --socket PATH --payloads N` serves such a node until it is terminated.
+`python -m benchmarks.gate_node --socket PATH --payloads N` serves such a node until it is terminated. With `--busy`
+it holds one payload with a digest, and its checking threads never come to it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import asyncio
 import signal
 import struct
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -196,15 +198,21 @@ def _bystander(number: int) -> PayloadSpec:
     )
 
 
-async def serve(socket: str, payloads: int) -> None:
+async def serve(socket: str, payloads: int, *, busy: bool) -> None:
     """Serve a full node until SIGTERM; a line on standard output tells when it is full."""
-    stop = asyncio.Event()
+    stop, checked = asyncio.Event(), threading.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with running(config(socket, payloads)) as (bridge, _):
         bridge.catalog.change(lambda _: full_catalog())
-        await fill(bridge, payloads)
+        if busy:
+            await publish(bridge, bridge.sessions.open("default"), asked_spec(0), Verification.DIGEST)
+            for _ in range(bridge.config.verify_threads):
+                bridge._verifier._executor.submit(checked.wait)  # noqa: SLF001 - keeps a node busy without any bytes
+        else:
+            await fill(bridge, payloads)
         print("full", flush=True)
         await stop.wait()
+        checked.set()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -212,9 +220,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate_node", description=__doc__)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--payloads", type=int, required=True)
+    parser.add_argument("--busy", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    asyncio.run(serve(options.socket, options.payloads))
+    asyncio.run(serve(options.socket, options.payloads, busy=options.busy))
 
 
 if __name__ == "__main__":
