@@ -30,8 +30,9 @@ ARENA_BYTES = 64 << 20
 class BridgeProcess:
     """A `kvbridge serve` process."""
 
-    def __init__(self, directory: str, flags: Sequence[str] = ()) -> None:
-        """Start it with sockets in `directory` and wait until it serves."""
+    def __init__(self, directory: str, flags: Sequence[str] = (), *, prefix: Sequence[str] = ()) -> None:
+        """Start it with sockets in `directory`, by the command `prefix` if there is one, and wait until it serves."""
+        self._prefix = tuple(prefix)
         self.socket = str(Path(directory, "bridge.sock"))
         self.descriptor_socket = descriptor_socket_path(self.socket)
         self._flags = tuple(flags)
@@ -58,7 +59,17 @@ class BridgeProcess:
 
     def start(self) -> None:
         """Start it (again) at the same address and wait until it serves."""
-        command = [sys.executable, "-m", "kvbridge", "serve", "--socket", self.socket, "--listen", "127.0.0.1:0"]
+        command = [
+            *self._prefix,
+            sys.executable,
+            "-m",
+            "kvbridge",
+            "serve",
+            "--socket",
+            self.socket,
+            "--listen",
+            "127.0.0.1:0",
+        ]
         command += ["--arena-bytes", str(ARENA_BYTES), "--drain-seconds", "0.2", "--metrics-listen", ""]
         command += [*self._default_catalog(), *self._flags]
         with self._log.open("wb") as log:
@@ -110,10 +121,10 @@ class BridgeProcess:
 
 
 @contextmanager
-def running_bridge(*flags: str) -> Iterator[BridgeProcess]:
+def running_bridge(*flags: str, prefix: Sequence[str] = ()) -> Iterator[BridgeProcess]:
     """Run a bridge process with extra `flags` for as long as the context lasts."""
     with tempfile.TemporaryDirectory(prefix="kvb-") as directory:
-        bridge = BridgeProcess(directory, flags)
+        bridge = BridgeProcess(directory, flags, prefix=prefix)
         try:
             yield bridge
         finally:

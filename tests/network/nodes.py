@@ -80,13 +80,13 @@ def refusal(part: pb.Part, spec: PayloadSpec | None = None) -> Reason:
 
 
 @contextmanager
-def running_pair(*flags: str) -> Iterator[Pair]:
+def running_pair(*owner_flags: str) -> Iterator[Pair]:
     """Run two nodes; the way from the puller to the owner leads through a proxy."""
-    with Proxy() as proxy, running_bridge("--node-id", "owner", *SETTINGS) as owner:
+    with Proxy() as proxy, running_bridge("--node-id", "owner", *SETTINGS, *owner_flags) as owner:
         proxy.target_port = owner.tcp_port
         peers = ("--node-id", "puller", "--peers", f"owner=127.0.0.1:{proxy.port}")
         with (
-            running_bridge(*peers, *SETTINGS, *flags) as puller,
+            running_bridge(*peers, *SETTINGS) as puller,
             ApiClient(owner) as producer,
             ApiClient(puller) as consumer,
         ):
