@@ -26,13 +26,21 @@ ROW_NUMBERS = 32
 """About how many numbers a row of the table has, whatever the number of heads."""
 CHANCE_PAIRS = 4096
 """How many pairs of tokens are compared to learn what a wrong token looks like."""
+PRODUCTS_MAX = 1 << 17
+"""Most multiplications of one matrix product."""
 _WEIGHT_RATIO_MAX = 100.0
 """An element that is this much smaller than the mean one is not weighed up any more: it may be nothing but noise."""
 
 
 def project(values: NDArray[np.float32], projection: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return `[tokens, heads, dims]` for `[tokens, heads, head dimension]`."""
-    projected: NDArray[np.float32] = np.matmul(values.transpose(1, 0, 2), projection).transpose(1, 0, 2)
+    _, head_dim, dims = projection.shape
+    projected = np.empty((*values.shape[:2], dims), np.float32)
+    # Larger products would be shared out to threads, which costs more than it saves where processors are busy.
+    step = max(PRODUCTS_MAX // (head_dim * dims), 1)
+    for start in range(0, len(values), step):
+        part = values[start : start + step].transpose(1, 0, 2)
+        projected[start : start + step] = np.matmul(part, projection).transpose(1, 0, 2)
     return projected
 
 
