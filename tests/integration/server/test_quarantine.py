@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -21,7 +22,7 @@ from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
 from kvbridge.wire import encode_reference
 from tests import builders
-from tests.api import ApiClient, acquire_request, field_of, random_content, upload_messages
+from tests.api import CALL_SECONDS, ApiClient, acquire_request, field_of, random_content, upload_messages
 from tests.events import on_model, on_payload, quarantine, quarantines, unquarantine, watching
 from tests.harness import BridgeProcess, running_bridge
 
@@ -327,3 +328,16 @@ def test_a_command_that_names_nothing_or_too_much_is_used_wrongly(arguments: lis
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == EXIT_USAGE
     assert "usage:" in ended.stderr
+
+
+@pytest.mark.parametrize("method", ["CatalogService/Quarantine", "CatalogService/Unquarantine", "HandoffService/Watch"])
+def test_random_bytes_are_the_callers_fault(client: ApiClient, method: str) -> None:
+    """Neither quarantines nor watches come of them, nor errors of the bridge's own."""
+    before, dice, channel = quarantines(client), random.Random(7), cast("Any", client.channel)
+    kind = channel.unary_stream if method.endswith("Watch") else channel.unary_unary
+    call = kind(f"/kvbridge.v1.{method}")
+    for _ in range(70):
+        with pytest.raises(grpc.RpcError) as caught:  # No message begins like this, whatever follows.
+            list(call(b"\xff" + dice.randbytes(dice.randrange(100)), metadata=client.metadata, timeout=CALL_SECONDS))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert quarantines(client) == before
