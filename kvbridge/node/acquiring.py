@@ -15,9 +15,10 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kvbridge.core.attention import AttentionLayout, AttentionSpan
-from kvbridge.core.descriptor import FallbackText, Verification
+from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, Verification
 from kvbridge.core.gate import AcquireTerms, Candidate, Conditions, Question, Verdict, decide
 from kvbridge.core.geometry import TOKENS_MAX
 from kvbridge.core.journal import HandoffRecord, PartRecord
@@ -376,25 +377,26 @@ def _layout(parts: Sequence[_Part]) -> AttentionLayout | None:
 def _part_record(part: _Part) -> PartRecord:
     found = part.found
     descriptor = found.descriptor if isinstance(found, Payload | Foreign) else None
-    conditions = part.passage.conditions
-    record = PartRecord(
+    known = {} if descriptor is None else _described(descriptor, part.terms)
+    return PartRecord(
         reference=part.terms.reference if found is None else found.reference,
         verdict=part.verdict,
         leased=part.grant is not None,
         route=part.passage.route,
-        route_mode=conditions.policy.mode,
+        route_mode=part.passage.conditions.policy.mode,
         trial=part.passage.trial,
         payload_id=found.payload_id if isinstance(found, Payload) else None,
         verified_now=part.verified_now,
+        **known,
     )
-    if descriptor is None:
-        return record
+
+
+def _described(descriptor: PayloadDescriptor, terms: AcquireTerms) -> dict[str, Any]:
     layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
-    return replace(
-        record,
-        valid_length=descriptor.valid_length,
-        payload_bytes=layout.canonical_bytes(descriptor.valid_length),
-        verified_at_commit=descriptor.verified,
-        aligner=descriptor.aligner or part.terms.aligner,
-        aligner_applied=descriptor.aligner is not None,
-    )
+    return {
+        "valid_length": descriptor.valid_length,
+        "payload_bytes": layout.canonical_bytes(descriptor.valid_length),
+        "verified_at_commit": descriptor.verified,
+        "aligner": descriptor.aligner or terms.aligner,
+        "aligner_applied": descriptor.aligner is not None,
+    }

@@ -131,7 +131,7 @@ class Breaker:
 
     @property
     def _bad(self) -> int:
-        return sum(self._window.bad.values())
+        return self._window.bad_samples
 
     @property
     def _open_seconds(self) -> float:

@@ -47,6 +47,11 @@ class OutcomeWindow:
         return self._total.total()
 
     @property
+    def bad_samples(self) -> int:
+        """Return how many of them were bad."""
+        return self.samples - self._total[None]
+
+    @property
     def bad(self) -> dict[BadOutcome, int]:
         """Return how many of them were bad, by kind."""
         return {outcome: self._total[outcome] for outcome in BadOutcome if self._total[outcome]}
