@@ -150,6 +150,7 @@ def test_what_a_consumer_aligned_is_known_of_what_it_publishes() -> None:
     record.publish("same", "a")
     record.receive("a", "t", aligner=ALIGNER)
     record.publish("b", "a", model=NEXT_MODEL)
+    record.publish("elsewhere", "a", model=model_tag(name="third"))
     record.publish("c", "a")
     record.publish("d", model=model_tag(), aligner=ALIGNER)
     went_through = [origin.reference.key for origin in record.provenance.of_aligner(lambda tag: tag == ALIGNER)]

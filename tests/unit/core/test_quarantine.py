@@ -122,6 +122,17 @@ def test_a_payload_that_was_never_here_can_be_quarantined() -> None:
     assert desk.problem("after") is not None
 
 
+def test_a_quarantined_payload_is_known_by_its_quarantine_when_its_mark_is_forgotten() -> None:
+    """Marks of what is not in the record are limited, quarantines are what they are."""
+    desk = Desk(quarantines_max=100)
+    desk.impose(ref("elsewhere"), "q")
+    for number in range(LIMITS.payloads_max):
+        desk.impose(ref("other", number + 1), f"q{number}")
+    assert not desk.quarantines.provenance.marks(ref("elsewhere"))
+    desk.publish("derived", "elsewhere")
+    assert desk.problem("derived") == "it derives from elsewhere@1: the payload is quarantined"
+
+
 def test_what_derives_from_the_unknown_is_touched_by_everything() -> None:
     """It cannot be told from what is quarantined; it comes last in the list, and so does what derives from it."""
     desk = Desk()
