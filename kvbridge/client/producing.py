@@ -45,6 +45,8 @@ class Outcome:
     """The same, for people; empty if it was published."""
     hold: Reference | None = None
     """The producer's own reference, if one was asked for."""
+    handoff_reference: str | None = None
+    """The payload's name on every node; absent if it was not published."""
 
 
 class Production(Protocol):
@@ -261,7 +263,13 @@ def _published(ports: Ports, session: Session, committed: pb.CommittedPayload, *
             ttl_seconds=decode_duration(committed.hold_time_to_live, "hold_time_to_live"),
             asked_at=asked_at,
         )
-    return Outcome(reference=decode_reference(committed.descriptor.reference), reason=None, detail="", hold=hold)
+    return Outcome(
+        reference=decode_reference(committed.descriptor.reference),
+        reason=None,
+        detail="",
+        hold=hold,
+        handoff_reference=committed.handoff_reference or None,
+    )
 
 
 def _senseless(error: InvalidFieldError) -> CallFailedError:

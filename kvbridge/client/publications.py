@@ -83,6 +83,11 @@ class Publication:
         return self._production.reference if self._production else None
 
     @property
+    def handoff_reference(self) -> str | None:
+        """Return the payload's name on every node, to be asked for like a key; None unless it was published."""
+        return self._outcome.handoff_reference if self._outcome else None
+
+    @property
     def reason(self) -> Reason | None:
         """Return why the payload was not published; None if it was, or is still being written, or was aborted."""
         return self._outcome.reason if self._outcome else None

@@ -52,7 +52,8 @@ class BulkServicer:
             require(header.HasField("spec"), "header.spec")
             with Upload(self._bridge, client, decode_spec(header.spec), header.valid_length) as upload:
                 seal = await self._receive(upload, messages)
-                return pb.UploadResponse(commit=encode_outcome(await upload.finish(decode_seal(seal))))
+                outcome = await upload.finish(decode_seal(seal))
+                return pb.UploadResponse(commit=encode_outcome(outcome, node_id=self._bridge.config.node_id))
 
         response = await self._answers.once(client.client_id, header.request_id, header, work, stops_with_caller=True)
         return response.SerializeToString()

@@ -71,9 +71,8 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
 
         async def work() -> pb.CommitResponse:
             require(request.HasField("seal"), "seal")
-            return encode_outcome(
-                await self._bridge.commit(client, request.reservation_token, decode_seal(request.seal))
-            )
+            outcome = await self._bridge.commit(client, request.reservation_token, decode_seal(request.seal))
+            return encode_outcome(outcome, node_id=self._bridge.config.node_id)
 
         return await self._answers.once(client.client_id, request.request_id, request, work)
 

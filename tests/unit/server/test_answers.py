@@ -99,6 +99,23 @@ async def test_work_goes_on_without_its_caller_unless_it_reads_from_it(stops: bo
     assert len(answers) == 1
 
 
+async def test_work_that_nobody_waits_for_stops_with_its_last_caller() -> None:
+    """A caller that comes back on a new connection before the old one is gone keeps its work running."""
+    answers, work = Answers(10, 1 << 20), Work()
+    work.go.clear()
+    calls = [asyncio.create_task(answers.once("client", "id", REQUEST, work, stops_unheard=True)) for _ in range(2)]
+    await asyncio.sleep(0)
+    calls[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calls[0]
+    await asyncio.sleep(0)
+    assert len(answers) == 1
+    calls[1].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calls[1]
+    assert len(answers) == 0
+
+
 async def test_answers_are_forgotten_by_weight_as_well() -> None:
     """Long answers push older ones out before the count is reached; one that is too long is not kept at all."""
     answers = Answers(10, 1000)
