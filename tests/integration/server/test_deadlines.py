@@ -52,6 +52,7 @@ class Node:
             drain_seconds=0.2,
             unmeasured_tokens_min=1,
         )
+        self._kept_busy: list[threading.Event] = []
         self.bridge: Bridge
         self._thread = threading.Thread(target=self._run, name="node")
         self._thread.start()
@@ -70,11 +71,14 @@ class Node:
     def keep_checking(self, seconds: float) -> threading.Event:
         """Keep the checking thread busy so long, or until the event that is returned is set."""
         done = threading.Event()
+        self._kept_busy.append(done)
         self.bridge._verifier._executor.submit(done.wait, seconds)
         return done
 
     def stop(self) -> None:
         """Stop it and wait for its end."""
+        for done in self._kept_busy:
+            done.set()
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(STOP_SECONDS_MAX)
         self._loop.close()
