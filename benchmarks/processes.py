@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -26,8 +27,11 @@ _METADATA = (("kvbridge-client", "benchmark-of-handoffs"),)
 class RunningBridge:
     """A `kvbridge serve` process whose whole arena has been touched."""
 
-    def __init__(self, process: subprocess.Popen[bytes], socket: str, channel: grpc.Channel) -> None:
-        """Speak to the bridge at `socket` over `channel`."""
+    def __init__(
+        self, process: subprocess.Popen[bytes], socket: str, channel: grpc.Channel, *, tcp_port: int = 0
+    ) -> None:
+        """Speak to the bridge at `socket` over `channel`; other nodes reach it at `tcp_port`."""
+        self.tcp_target = f"127.0.0.1:{tcp_port}"
         self.target = f"unix:{socket}"
         self.pid = process.pid
         self._inspect = InspectServiceStub(channel)
@@ -58,21 +62,21 @@ class RunningBridge:
 
 
 @contextmanager
-def running_bridge(arena_bytes: int) -> Iterator[RunningBridge]:
-    """Run a bridge with an arena of `arena_bytes`, a multiple of the page, and otherwise default settings."""
+def running_bridge(arena_bytes: int, *flags: str) -> Iterator[RunningBridge]:
+    """Run a bridge with an arena of `arena_bytes`, a multiple of the page, and default settings but for `flags`."""
     with tempfile.TemporaryDirectory(prefix="kvb-bench-") as directory:
         socket = str(Path(directory, "bridge.sock"))
         log = Path(directory, "bridge.log")
         command = [sys.executable, "-m", "kvbridge", "serve", "--socket", socket, "--listen", ""]
         command += ["--metrics-listen", ""]
         command += ["--unmeasured-tokens-min", "1"]  # A payload of 1 MiB is few tokens.
-        command += ["--arena-bytes", str(arena_bytes), "--drain-seconds", "0.2"]
+        command += ["--arena-bytes", str(arena_bytes), "--drain-seconds", "0.2", *flags]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stderr=output)
         try:
-            _wait_serving(process, log)
+            tcp_port = _wait_serving(process, log)
             with grpc.insecure_channel(f"unix:{socket}") as channel:
-                bridge = RunningBridge(process, socket, channel)
+                bridge = RunningBridge(process, socket, channel, tcp_port=tcp_port)
                 bridge.wait_touched()
                 yield bridge
         finally:
@@ -90,17 +94,19 @@ def private_resident_bytes(pid: int) -> int:
     return (kibibytes["VmRSS"] - kibibytes["RssShmem"]) * 1024
 
 
-def _wait_serving(process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_serving(process: subprocess.Popen[bytes], log: Path) -> int:
+    """Wait until it serves and return its TCP port, 0 if it has none."""
     ends_at = time.monotonic() + START_SECONDS_MAX
-    while not _is_serving(log.read_text(encoding="utf-8")):
+    while (serving := _serving(log.read_text(encoding="utf-8"))) is None:
         if process.poll() is not None or time.monotonic() >= ends_at:
             raise RuntimeError(f"the bridge did not start:\n{log.read_text(encoding='utf-8')}")
         time.sleep(POLL_SECONDS)
+    return serving["tcp_port"] or 0
 
 
-def _is_serving(log: str) -> bool:
+def _serving(log: str) -> dict[str, Any] | None:
     records = (line for line in log.splitlines(keepends=True) if line.startswith("{") and line.endswith("\n"))
-    return any(json.loads(record).get("event") == "serving" for record in records)
+    return next((record for record in map(json.loads, records) if record.get("event") == "serving"), None)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
