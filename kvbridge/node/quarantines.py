@@ -14,7 +14,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbridge.core.descriptor import PayloadReference, PayloadSpec
@@ -212,9 +212,10 @@ class QuarantineKeeper:
         touched = book.impose(new) if known is None and not dry_run else book.touched(imposed)
         concerns = self._concerns(book, imposed, touched)
         with self._tenancies[client.tenant].ledger() as ledger:
-            payloads = tuple(self._looked_at(book, ledger, one) for one in touched)
+            there = [(one, _occupants(ledger, one.reference)) for one in touched]
+            payloads = tuple(_looked_at(book, one, occupants) for one, occupants in there)
             if not dry_run:
-                self._end(ledger, touched)
+                self._end(ledger, there)
                 self._tell(ledger, concerns)
         clients = len({receipt.client_id for concern in concerns for receipt in concern.receipts})
         if dry_run:
@@ -273,23 +274,11 @@ class QuarantineKeeper:
         ]
         return concerns
 
-    def _looked_at(self, book: Quarantines, ledger: Ledger, touched: Touched) -> TouchedPayload:
-        reference = touched.reference
-        origin = book.provenance.find(reference)
-        occupants = _occupants(ledger, reference)
-        return TouchedPayload(
-            reference=reference,
-            because=touched.because,
-            leases=sum(occupant.leases for occupant in occupants),
-            handoffs=0 if origin is None else len(origin.receipts),
-            alive=bool(occupants),
-        )
-
-    def _end(self, ledger: Ledger, touched: Iterable[Touched]) -> None:
+    def _end(self, ledger: Ledger, touched: Iterable[tuple[Touched, Iterable[Payload]]]) -> None:
         """End what can still be read; what is not committed yet never will be."""
         now = self._clock()
-        for one in touched:
-            for occupant in _occupants(ledger, one.reference):
+        for one, occupants in touched:
+            for occupant in occupants:
                 if occupant.state not in PENDING_STATES:
                     ledger.fail(now=now, payload_id=occupant.payload_id, reason=Reason.QUARANTINED, detail=one.because)
 
@@ -324,6 +313,17 @@ class QuarantineKeeper:
     def _is_live(self, ledger: Ledger, receipt: Receipt) -> bool:
         left = ledger.lease_seconds_left(now=self._clock(), client_id=receipt.client_id, token=receipt.lease_token)
         return left is not None
+
+
+def _looked_at(book: Quarantines, touched: Touched, occupants: Sequence[Payload]) -> TouchedPayload:
+    origin = book.provenance.find(touched.reference)
+    return TouchedPayload(
+        reference=touched.reference,
+        because=touched.because,
+        leases=sum(occupant.leases for occupant in occupants),
+        handoffs=0 if origin is None else len(origin.receipts),
+        alive=bool(occupants),
+    )
 
 
 def _occupants(ledger: Ledger, reference: PayloadReference) -> list[Payload]:

@@ -42,7 +42,8 @@ class Tombstones:
         A tombstone that is larger than the limit on bytes alone keeps its reason and loses its text and tokens.
         """
         self.discard(tombstone.reference)
-        tombstone = replace(tombstone, detail=tombstone.detail[:DETAIL_CHARACTERS_MAX])
+        if len(tombstone.detail) > DETAIL_CHARACTERS_MAX:
+            tombstone = replace(tombstone, detail=tombstone.detail[:DETAIL_CHARACTERS_MAX])
         size = _size(tombstone)
         if size > self._limits.tombstone_bytes_max:
             tombstone = replace(tombstone, fallback=FallbackText(), tokens=None)
