@@ -7,6 +7,7 @@ import struct
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,28 +143,37 @@ def descriptors(draw: st.DrawFn) -> PayloadDescriptor:
     )
 
 
+ROPE_FIELDS = ("rope_type", "theta", "partial_factor", "pairing", "scaling")
+GROUP_FIELDS = ("kv_heads", "head_dim_k", "head_dim_v", "dtype", "order", "k_scales", "v_scales", "position_encoding")
+WINDOW_FIELDS = ("window_tokens", "stored_tokens_max")
+SHAPE_FIELDS = (*GROUP_FIELDS, *WINDOW_FIELDS, *ROPE_FIELDS, "shard")
+
+
 @st.composite
-def nearly(draw: st.DrawFn, geometry: CacheGeometry) -> CacheGeometry:
-    """Draw a geometry that differs in one field of one group, as far as groups allow that, or in the shard."""
-    at = draw(st.integers(0, len(geometry.groups)))
-    if at == len(geometry.groups):
-        other = draw(geometries())
-        return replace(
-            geometry,
-            tensor_parallel_size=other.tensor_parallel_size,
-            tensor_parallel_rank=other.tensor_parallel_rank,
-        )
-    group = geometry.groups[at]
-    other_group = draw(groups(group.layers))
-    alike = {"head_dim_k", "head_dim_v", "kv_heads", "dtype", "order", "position_encoding", "k_scales", "v_scales"}
-    if group.kind is other_group.kind:
-        alike |= {"window_tokens", "stored_tokens_max"}
-    name = draw(st.sampled_from(sorted(alike)))
-    try:
-        changed = replace(group, **{name: getattr(other_group, name)})
-    except InvalidFieldError:  # A window may not be shorter than what is stored of it.
-        changed = other_group
+def nearly(draw: st.DrawFn, geometry: CacheGeometry, names: tuple[str, ...] = SHAPE_FIELDS) -> CacheGeometry:
+    """Draw a geometry in which one of these fields may differ, of one group, as far as the group allows that."""
+    name = draw(st.sampled_from(names))
+    if name == "shard":
+        size = draw(st.sampled_from([1, 2]))
+        return replace(geometry, tensor_parallel_size=size, tensor_parallel_rank=draw(st.integers(0, size - 1)))
+    at = draw(st.integers(0, len(geometry.groups) - 1))
+    changed = draw(_group_nearly(geometry.groups[at], name))
     return replace(geometry, groups=(*geometry.groups[:at], changed, *geometry.groups[at + 1 :]))
+
+
+@st.composite
+def _group_nearly(draw: st.DrawFn, group: LayerGroup, name: str) -> LayerGroup:
+    if name in ROPE_FIELDS:
+        rope = group.position_encoding.rope or draw(ropes)
+        turned = replace(rope, **{name: getattr(draw(ropes), name)})
+        return replace(group, position_encoding=PositionEncoding(kind=PositionKind.ROPE, rope=turned))
+    other = draw(groups(group.layers))
+    if name in WINDOW_FIELDS and group.kind is not other.kind:
+        return other
+    try:
+        return replace(group, **{name: getattr(other, name)})
+    except InvalidFieldError:  # A window may not be shorter than what is stored of it.
+        return other
 
 
 @st.composite
@@ -324,15 +334,16 @@ def test_the_gate_passes_exactly_what_is_equal(
     assert passed == meant_for_each_other(terms, payload, entry), found
 
 
-@settings(max_examples=400, deadline=None)
-@given(descriptors(), st.data())
-def test_one_field_of_the_shape_is_enough(payload: PayloadDescriptor, data: st.DataObject) -> None:
+@pytest.mark.parametrize("name", SHAPE_FIELDS)
+@settings(max_examples=60, deadline=None)
+@given(payload=descriptors(), data=st.data())
+def test_one_field_of_the_shape_is_enough(name: str, payload: PayloadDescriptor, data: st.DataObject) -> None:
     """Of a consumer that is right in all else, one field of one group of layers decides."""
     payload = replace(payload, aligner=None, context_digest=b"")
     terms = AcquireTerms(
         reference=payload.reference,
         model=payload.model,
-        geometry=data.draw(nearly(payload.geometry)),
+        geometry=data.draw(nearly(payload.geometry, (name,))),
         tokens=payload.tokens,
         first_position=payload.first_position,
         media=payload.media,
