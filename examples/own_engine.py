@@ -13,7 +13,8 @@ import torch
 import kvbridge
 
 BLOCK_TOKENS, LAYERS, HEADS, HEAD_DIM = 16, 4, 2, 64
-TOKENS = list(range(1000, 1100))
+TOKENS = list(range(1000, 1600))  # Fewer than 512 do not pay until a bridge has measured that they do.
+BLOCKS = -(-len(TOKENS) // BLOCK_TOKENS)
 TAG = kvbridge.ModelTag(
     name="example", revision="weights-digest", weight_dtype="bfloat16", tokenizer_digest="tokenizer-digest"
 )
@@ -39,10 +40,10 @@ def new_blocks(count: int) -> list[torch.Tensor]:
 
 
 def produce() -> None:
-    """Publish what a prefill would have left in blocks 7, 3, 9, ..."""
+    """Publish what a prefill would have left in blocks that are scattered over the engine's memory."""
     torch.manual_seed(0)
-    blocks = [torch.randn_like(layer) for layer in new_blocks(16)]
-    block_table = [7, 3, 9, 1, 12, 5, 2]
+    blocks = [torch.randn_like(layer) for layer in new_blocks(2 * BLOCKS)]
+    block_table = torch.randperm(2 * BLOCKS)[:BLOCKS].tolist()
     with (
         kvbridge.connect() as bridge,
         bridge.publish("example", model=TAG, geometry=GEOMETRY, tokens=TOKENS, text="the prompt as text") as slot,
@@ -54,8 +55,8 @@ def produce() -> None:
 
 def consume() -> None:
     """Acquire into blocks of this engine's own, or take the text."""
-    blocks = new_blocks(8)
-    block_table = [0, 1, 2, 3, 4, 5, 6]
+    blocks = new_blocks(BLOCKS)
+    block_table = list(range(BLOCKS))
     with (
         kvbridge.connect() as bridge,
         bridge.acquire("example", model=TAG, geometry=GEOMETRY, tokens=[*TOKENS, 1, 2, 3], timeout=0.5) as handoff,

@@ -23,7 +23,7 @@ def run(name: str, *arguments: str, bridge: BridgeProcess) -> str:
 
 def test_an_engine_of_its_own_takes_the_text_before_and_the_cache_after() -> None:
     """Before anything is published the consumer takes the text; afterwards it gets the cache."""
-    with running_bridge() as bridge:
+    with running_bridge("--catalog=") as bridge:  # As it is by default.
         assert "text because of PAYLOAD_UNKNOWN" in run("own_engine.py", "consume", bridge=bridge)
         assert "published: True" in run("own_engine.py", "produce", bridge=bridge)
-        assert "cache of 100 tokens" in run("own_engine.py", "consume", bridge=bridge)
+        assert "cache of 600 tokens" in run("own_engine.py", "consume", bridge=bridge)
