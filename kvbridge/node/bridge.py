@@ -21,7 +21,7 @@ from kvbridge.core.errors import InvalidFieldError, UnavailableError, WrongState
 from kvbridge.core.gate import AcquireTerms
 from kvbridge.core.handoff_reference import SCHEME, HandoffReference, is_handoff_reference
 from kvbridge.core.layout import slot_layout
-from kvbridge.core.ledger import Committed, Grant, Ledger, LedgerLimits, Page, Payload, Rejected, Usage
+from kvbridge.core.ledger import Committed, Grant, Page, Payload, Rejected, Usage
 from kvbridge.core.plan import check_plan
 from kvbridge.core.reasons import Reason
 from kvbridge.link.port import NoPeers, Peers
@@ -43,8 +43,9 @@ from kvbridge.node.observation import Observation
 from kvbridge.node.probes import Probes
 from kvbridge.node.replicas import Replicas
 from kvbridge.node.reports import Reports
+from kvbridge.node.sealing import Sealing
 from kvbridge.node.surroundings import Surroundings
-from kvbridge.node.tenancy import Tenancy
+from kvbridge.node.tenancy import Tenancy, new_tenancy
 from kvbridge.node.traffic import Traffic
 from kvbridge.node.upload import Upload
 from kvbridge.node.verification import Verifier
@@ -84,15 +85,16 @@ class Bridge:
         self.sessions = Sessions(config.sessions_max)
         self._clock = clock
         self._started_at = clock()
-        self._new_token = new_token
         self._verifier = Verifier(config.verify_threads)
-        self._tenancies = {tenant: self._new_tenancy(tenant) for tenant in tenants}
+        self._tenancies = {
+            tenant: new_tenancy(config, tenant=tenant, epoch=self.epoch, new_token=new_token) for tenant in tenants
+        }
         self._background = Background()
         self._housekeeper: asyncio.Task[None] | None = None
         self.traffic = Traffic()
         self.journal = Journal(config.journal_records_max)
         self.catalog = CatalogKeeper(config.catalog, config.catalog_poll_seconds, built_in=_default_policy(config))
-        self._probes = Probes(
+        probes = Probes(
             catalog=lambda: self.catalog.catalog,
             verifier=self._verifier,
             sample_tokens=config.probe_sample_tokens,
@@ -101,6 +103,14 @@ class Bridge:
         self.costs = CostKeeper(config.node_id)
         self.reports = Reports(clock=clock, journal=self.journal, breakers=self.breakers, costs=self.costs)
         self.containment = Containment(config, self._tenancies, clock=clock)
+        self._sealing = Sealing(
+            clock=clock,
+            verifier=self._verifier,
+            costs=self.costs.checks,
+            probes=probes,
+            quarantines=self.containment.quarantines,
+            traffic=self.traffic,
+        )
         self.replicas = self._new_replicas(peers or NoPeers())
         self._acquiring = Acquiring(
             clock=clock,
@@ -109,7 +119,7 @@ class Bridge:
                 breakers=self.breakers,
                 costs=self.costs,
                 quarantines=self.containment.quarantines,
-                probes=self._probes,
+                probes=probes,
             ),
             byte_checks=ByteChecks(
                 clock=clock, verifier=self._verifier, costs=self.costs.checks, background=self._background
@@ -218,7 +228,7 @@ class Bridge:
                 layer_digests=seal.layer_digests,
                 verification=seal.verification,
             )
-        return await self._background.run(self._verify_and_finish(tenancy, payload, hold=seal.hold))
+        return await self._background.run(self._sealing.verify_and_finish(tenancy, payload, hold=seal.hold))
 
     def abort(self, client: Client, token: str) -> None:
         """Give a reservation back; errors as for `commit`."""
@@ -399,50 +409,6 @@ class Bridge:
 
     def _tenancy(self, client: Client) -> Tenancy:
         return self._tenancies[client.tenant]
-
-    def _new_tenancy(self, tenant: str) -> Tenancy:
-        config = self.config
-        arena = HostArena(
-            f"host-{tenant}",
-            config.arena_bytes,
-            pretouch=config.pretouch,
-            huge_pages="auto" if config.huge_pages else "never",
-        )
-        limits = LedgerLimits(
-            payloads_max=config.payloads_max,
-            references_max=config.references_max,
-            references_per_client_max=config.references_per_client_max,
-            tombstones_max=config.tombstones_max,
-            tombstone_bytes_max=config.tombstone_bytes_max,
-            reservation_ttl_seconds=config.reservation_ttl_seconds,
-            lease_ttl_seconds=config.lease_ttl_seconds,
-            hold_ttl_seconds=config.lease_ttl_seconds,
-            linger_seconds_default=config.linger_seconds,
-            ttl_seconds_default=config.ttl_seconds,
-        )
-        ledger = Ledger(arena_bytes=config.arena_bytes, limits=limits, new_token=self._new_token)
-        return Tenancy(tenant=tenant, ledger=ledger, arena=arena, epoch=self.epoch)
-
-    async def _verify_and_finish(self, tenancy: Tenancy, payload: Payload, *, hold: bool) -> Committed | Rejected:
-        assert payload.descriptor is not None, payload
-        descriptor = payload.descriptor
-        with self.costs.checks.timed((tenancy.tenant, payload.payload_id), descriptor, descriptor.verified):
-            finding = await self._verifier.check(
-                tenancy.slot(payload.slot), descriptor, level=descriptor.verified, zero_padding=True
-            )
-        failure = finding.failure or await self._probes.check(
-            (tenancy.tenant, payload.payload_id), descriptor, tenancy.slot(payload.slot)
-        )
-        with tenancy.ledger() as ledger:
-            outcome = ledger.finish_commit(
-                now=self._clock(),
-                payload_id=payload.payload_id,
-                layer_digests=finding.layer_digests,
-                failure=failure or self.containment.quarantines.commit_failure(tenancy.tenant, payload),
-                hold=hold,
-            )
-        self.traffic.note_commit(outcome)
-        return outcome
 
     async def _keep_house(self) -> None:
         while True:

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from kvbridge.config import BridgeConfig
 from kvbridge.core.allocator import Extent
-from kvbridge.core.ledger import Effect, Ledger, PayloadEnded, SlotGranted, SlotRetired, SlotSealed
+from kvbridge.core.ledger import (
+    Effect,
+    Ledger,
+    LedgerLimits,
+    PayloadEnded,
+    SlotGranted,
+    SlotRetired,
+    SlotSealed,
+)
 from kvbridge.memory.arena import HostArena
 from kvbridge.memory.slot_header import SlotState, write_header
 
@@ -59,3 +68,31 @@ class Tenancy:
         for kind, state in _HEADER_STATES:
             if isinstance(effect, kind):
                 write_header(self.slot(effect.slot), epoch=self._epoch, generation=effect.slot_generation, state=state)
+
+
+def new_tenancy(config: BridgeConfig, *, tenant: str, epoch: int, new_token: Callable[[], str]) -> Tenancy:
+    """Make an empty arena and ledger as configured.
+
+    Raises:
+        ArenaUnavailableError: the host cannot give the configured memory.
+    """
+    arena = HostArena(
+        f"host-{tenant}",
+        config.arena_bytes,
+        pretouch=config.pretouch,
+        huge_pages="auto" if config.huge_pages else "never",
+    )
+    limits = LedgerLimits(
+        payloads_max=config.payloads_max,
+        references_max=config.references_max,
+        references_per_client_max=config.references_per_client_max,
+        tombstones_max=config.tombstones_max,
+        tombstone_bytes_max=config.tombstone_bytes_max,
+        reservation_ttl_seconds=config.reservation_ttl_seconds,
+        lease_ttl_seconds=config.lease_ttl_seconds,
+        hold_ttl_seconds=config.lease_ttl_seconds,
+        linger_seconds_default=config.linger_seconds,
+        ttl_seconds_default=config.ttl_seconds,
+    )
+    ledger = Ledger(arena_bytes=config.arena_bytes, limits=limits, new_token=new_token)
+    return Tenancy(tenant=tenant, ledger=ledger, arena=arena, epoch=epoch)
