@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from kvbridge.client.deadlines import Deadline
 from kvbridge.client.errors import (
     AlignerNotAppliedError,
     ArgumentValueError,
@@ -387,7 +388,8 @@ class Handoff:
             scatter_bytes=scatter_bytes,
             scatter_seconds=scatter_seconds,
         )
-        return self._reporter is not None and self._reporter.handoff(self.handoff_id, report, timeout=timeout)
+        request, deadline = report.request(self.handoff_id), Deadline(timeout)
+        return self._reporter is not None and self._reporter.handoff(request, deadline)
 
     def reporting_to(self, reporter: Reporter) -> Self:
         """Report to a bridge from now on, and return this handoff."""

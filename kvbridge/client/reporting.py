@@ -53,6 +53,24 @@ class HandoffReport:
     scatter_seconds: float | None = None
     """How long that took."""
 
+    def request(self, handoff_id: str) -> pb.ReportRequest:
+        """Return the message that says so.
+
+        Raises:
+            ArgumentTypeError: a field is of the wrong type.
+            ArgumentValueError: a field cannot be.
+        """
+        return pb.ReportRequest(
+            request_id=str(uuid.uuid4()),
+            handoff_id=handoff_id,
+            use=pb.HandoffUse.Value(f"HANDOFF_USE_{self.use}"),
+            quality=_quality(self.quality),
+            detail=_detail(self.detail),
+            tokens_saved=_within("tokens_saved", self.tokens_saved, 0, TOKENS_MAX),
+            prefill=_prefill(self.prefill_tokens, self.prefill_seconds),
+            scatter=_scatter(self.scatter_bytes, self.scatter_seconds),
+        )
+
 
 class Reporter:
     """Sends reports to one bridge."""
@@ -65,24 +83,13 @@ class Reporter:
     def __repr__(self) -> str:
         return f"<Reporter to {self._connector.target.grpc_target}>"
 
-    def handoff(self, handoff_id: str, report: HandoffReport, *, timeout: float = REPORT_SECONDS_DEFAULT) -> bool:
+    def handoff(self, request: pb.ReportRequest, deadline: Deadline) -> bool:
         """Report on a handoff and tell whether the report was taken.
 
         Raises:
-            ArgumentTypeError: a field is of the wrong type.
-            ArgumentValueError: a field cannot be.
+            ArgumentValueError: the bridge calls the report the caller's mistake.
         """
-        request = pb.ReportRequest(
-            request_id=str(uuid.uuid4()),
-            handoff_id=handoff_id,
-            use=pb.HandoffUse.Value(f"HANDOFF_USE_{report.use}"),
-            quality=_quality(report.quality),
-            detail=_detail(report.detail),
-            tokens_saved=_within("tokens_saved", report.tokens_saved, 0, TOKENS_MAX),
-            prefill=_prefill(report.prefill_tokens, report.prefill_seconds),
-            scatter=_scatter(report.scatter_bytes, report.scatter_seconds),
-        )
-        return bool(handoff_id) and self._taken(request, timeout)
+        return bool(request.handoff_id) and self._taken(request, deadline)
 
     def prefill(self, model: ModelTag, tokens: int, seconds: float, *, timeout: float = REPORT_SECONDS_DEFAULT) -> bool:
         """Report how long `model` took to prefill `tokens` tokens and tell whether the report was taken.
@@ -96,13 +103,13 @@ class Reporter:
         request = pb.ReportRequest(
             request_id=str(uuid.uuid4()), model=encode_model_tag(model), prefill=_prefill(tokens, seconds)
         )
-        return self._taken(request, timeout)
+        return self._taken(request, Deadline(timeout))
 
-    def _taken(self, request: pb.ReportRequest, timeout: float) -> bool:
+    def _taken(self, request: pb.ReportRequest, deadline: Deadline) -> bool:
         if os.getpid() != self._pid:  # The connection is the parent's, and a forked child must not touch it.
             return False
         try:
-            self._connector.call(lambda rpc: rpc.handoff.Report, request, Deadline(timeout))
+            self._connector.call(lambda rpc: rpc.handoff.Report, request, deadline)
         except CallFailedError as failure:
             failure.raise_if_misuse()
             return False

@@ -118,6 +118,8 @@ def test_a_report_to_a_bridge_that_is_away_is_not_taken(model: ModelTag) -> None
         handoff = Contents().acquire(nobody, "k", model=model, timeout=0.1)
         assert handoff.reason is Reason.BRIDGE_UNREACHABLE
         assert not handoff.report(prefill_tokens=10, prefill_seconds=1.0)
+        with pytest.raises(ArgumentValueError, match="prefill_seconds"):
+            handoff.report(prefill_tokens=10)
     with running_bridge() as process:
         bridge = connect(process.target)
         handoff = Contents().acquire(bridge, "k", model=model)
