@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
-from kvbridge.client.admin import Admin
 from kvbridge.client.asking import Ask, ask_for, plan_references, plan_texts
 from kvbridge.client.batches import BatchHandoff, Layers, publish_batch
 from kvbridge.client.connector import Connector
@@ -21,21 +20,18 @@ from kvbridge.client.errors import BridgeClosedError, BridgeForkedError
 from kvbridge.client.exits import close_at_exit
 from kvbridge.client.failures import CallFailedError
 from kvbridge.client.handoffs import Handoff
-from kvbridge.client.inspection import NodeInspection, PayloadInspection
-from kvbridge.client.inspector import Inspector
 from kvbridge.client.keeper import Keeper, KeeperSnapshot
+from kvbridge.client.operating import Operating
 from kvbridge.client.plan_handoffs import PlanHandoff
-from kvbridge.client.plans import PUBLISH_SECONDS_DEFAULT, PublishPlan, plan_publication
+from kvbridge.client.plans import PublishPlan, plan_publication
 from kvbridge.client.ports import Ports
 from kvbridge.client.producing import Outcome, produce
 from kvbridge.client.publications import Publication
-from kvbridge.client.quarantining import Quarantining
 from kvbridge.client.reporting import REPORT_SECONDS_DEFAULT, Reporter
 from kvbridge.client.sessions import SessionSnapshot
 from kvbridge.client.targets import Target, parse_target
 from kvbridge.client.token_ids import AnyTokens, TokenIds
 from kvbridge.client.turns import Turns
-from kvbridge.client.watching import Watch
 from kvbridge.core.descriptor import PayloadReference, Verification
 from kvbridge.core.geometry import CacheGeometry
 from kvbridge.core.media import MediaItem
@@ -45,7 +41,6 @@ from kvbridge.core.tokens import TokenSequence
 
 if TYPE_CHECKING:
     from kvbridge.transform.padding import PaddingSide
-    from kvbridge.v1.inspect_service_pb2 import HandoffRecord
 
 CLOSE_SECONDS_MAX = 3.0
 """Longest wait for writers in flight while the object is closed, and again for a bridge that does not answer."""
@@ -85,7 +80,7 @@ def connect(
     return Bridge(parse_target(target, by_value=by_value), credentials)
 
 
-class Bridge:
+class Bridge(Operating):
     """Publishes and acquires KV-caches. Threads may share it; a forked child must connect anew.
 
     `publish` and `acquire` never raise because a cache cannot be had: they answer with a publication that goes nowhere,
@@ -399,78 +394,7 @@ class Bridge:
             return False
         return Reporter(self._connector).prefill(model, tokens, seconds, timeout=timeout)
 
-    # People
-
-    @property
-    def admin(self) -> Admin:
-        """Return the calls that show and change the bridge's catalog, and set its kill switch."""
-        return Admin(self._connector, self._check_usable)
-
-    @property
-    def quarantines(self) -> Quarantining:
-        """Return the calls that impose, lift and list quarantines."""
-        return Quarantining(self._connector, self._check_usable)
-
-    def watch(self) -> Watch:
-        """Return the events that concern what this object holds or held, from now on, as an iterator that waits.
-
-        It goes on until it or this object is closed, whatever the bridge does meanwhile. Nothing is asked of the bridge
-        before the first event is waited for. Listen in a thread of its own.
-
-        Raises:
-            BridgeClosedError: this object was closed.
-            BridgeForkedError: this object belongs to the parent process.
-        """
-        self._check_usable()
-        return Watch(self._connector, owner=self, is_closed=lambda: self._closed)
-
-    def node(self, *, timeout: float = PUBLISH_SECONDS_DEFAULT) -> NodeInspection:
-        """Return what the bridge says about itself.
-
-        Raises:
-            BridgeUnreachableError: it does not answer.
-        """
-        return self._inspector(timeout).node()
-
-    def payloads(self, prefix: str = "", *, timeout: float = PUBLISH_SECONDS_DEFAULT) -> list[PayloadInspection]:
-        """Return the payloads whose keys start with `prefix`, newest first.
-
-        Raises:
-            BridgeUnreachableError: the bridge does not answer.
-        """
-        return self._inspector(timeout).payloads(prefix)
-
-    def payload(
-        self, key: str, generation: int = 0, *, timeout: float = PUBLISH_SECONDS_DEFAULT
-    ) -> PayloadInspection | None:
-        """Return one payload, by default the newest under its key, or None if none takes memory there.
-
-        Raises:
-            BridgeUnreachableError: the bridge does not answer.
-        """
-        return self._inspector(timeout).payload(key, generation)
-
-    def explain(
-        self,
-        handoff_id: str | None = None,
-        *,
-        reason: Reason | None = None,
-        timeout: float = PUBLISH_SECONDS_DEFAULT,
-    ) -> HandoffRecord | None:
-        """Return all that the bridge remembers of a past handoff, or None if it remembers no such handoff.
-
-        The record is the API's own message: every check with its figures and timing, what the consumer reported, and
-        where to look first if the answer was bad.
-
-        Args:
-            handoff_id: `handoff.handoff_id` of the handoff; by default the newest one.
-            reason: Only without an id: the newest handoff with a part that fell back for this reason.
-            timeout: Longest wait in seconds.
-
-        Raises:
-            BridgeUnreachableError: the bridge does not answer.
-        """
-        return self._inspector(timeout).explain(handoff_id, reason)
+    # Life
 
     def snapshot(self) -> BridgeSnapshot:
         """Return the state of this object, without asking the bridge."""
@@ -501,6 +425,9 @@ class Bridge:
         # Made for each call: as an attribute it would form a cycle, and the last reference would not end this object.
         return Ports(connector=self._connector, keeper=self._keeper, writers=self._writers, owner=self)
 
+    def _is_closed(self) -> bool:
+        return self._closed
+
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
             raise BridgeForkedError("the bridge object belongs to the parent process; connect anew in the child")
@@ -520,7 +447,3 @@ class Bridge:
         except (BridgeForkedError, BridgeClosedError) as error:
             return all_fallback(ask, Reason.BRIDGE_UNREACHABLE, str(error))
         return acquire(self._ports(), ask, deadline)
-
-    def _inspector(self, timeout: float) -> Inspector:
-        self._check_usable()
-        return Inspector(self._connector, Deadline(timeout))
