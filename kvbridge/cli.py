@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from kvbridge import calibrate_command, catalog_command, explain_command, inspection, probe_command, quarantine_command
+from kvbridge.commands import calibrate, catalog, explain, inspection, probe, quarantine
 from kvbridge.config import BridgeConfig, ConfigurationError, load_config, setting_meanings
 from kvbridge.core.errors import BridgeError
 from kvbridge.version import VERSION
@@ -43,11 +43,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     inspection.add_commands(commands)
-    catalog_command.add_commands(commands)
-    quarantine_command.add_commands(commands)
-    explain_command.add_commands(commands)
-    probe_command.add_commands(commands)
-    calibrate_command.add_commands(commands)
+    catalog.add_commands(commands)
+    quarantine.add_commands(commands)
+    explain.add_commands(commands)
+    probe.add_commands(commands)
+    calibrate.add_commands(commands)
     _add_demo(commands)
     return parser
 

@@ -1,0 +1,1 @@
+"""The commands of `kvbridge`, one module each; `kvbridge.cli` joins them."""
