@@ -1,0 +1,194 @@
+"""Bugs planted on purpose, one at a time: a simulator that finds none of these would find no other either."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+from unittest.mock import patch
+
+from kvbridge.core.allocator import Allocator, Extent
+from kvbridge.core.descriptor import FallbackText, Verification
+from kvbridge.core.layout import PAGE_BYTES
+from kvbridge.core.ledger import Ledger
+from kvbridge.core.ledger.entries import PayloadEntry, ReferenceEntry
+from kvbridge.core.ledger.lifecycle import Lifecycle
+from kvbridge.core.ledger.records import Tombstone
+from kvbridge.core.ledger.slots import SlotTable
+from kvbridge.core.ledger.states import PayloadEvent, PayloadState
+from kvbridge.core.references import ReferenceKind
+from kvbridge.node.acquiring import Acquiring
+from kvbridge.node.bridge import Bridge
+from kvbridge.node.byte_checks import NODE_CLIENT_ID, ByteChecks
+from kvbridge.node.quarantines import QuarantineKeeper
+from kvbridge.node.upload import Upload
+from kvbridge.node.verification import ByteFinding, Verifier
+from kvbridge.node.visit import Visit
+
+_free = Allocator.free
+_move = SlotTable.move
+_leave = Lifecycle.leave
+_bury = Lifecycle._bury
+_retire = Lifecycle._retire
+_check = Verifier.check
+_check_leased = ByteChecks._check
+_commit = Bridge.commit
+_reserved = QuarantineKeeper.reserved
+
+
+def _give_back(self: Lifecycle, reference: ReferenceEntry, **_: Any) -> None:
+    self._drop(reference)
+
+
+def _lease(self: Ledger, *, now: float, client_id: str, attached: bool, payload_id: int) -> Any:
+    self._begin(now)
+    entry = self._life.payloads[payload_id]
+    return self._grant(entry, ReferenceKind.LEASE, client_id=client_id, attached=attached)
+
+
+def _free_too_much(self: Allocator, extent: Extent) -> None:
+    _free(self, extent)
+    if extent.end_bytes in self._used:
+        start, _ = self._remove_free(next(o for o, n in self._free_by_offset.items() if o + n == extent.end_bytes))
+        self._add_free(start, extent.end_bytes + PAGE_BYTES - start)
+
+
+def _move_and_lose(self: SlotTable, entry: PayloadEntry, event: PayloadEvent) -> None:
+    _move(self, entry, event)
+    if entry.state is PayloadState.QUARANTINED:
+        self._bytes[entry.state] -= entry.slot.length_bytes
+
+
+def _renew_residue(self: Ledger, reference: ReferenceEntry) -> float | None:
+    if reference.residue:
+        self._life.acknowledge(reference)
+        return None
+    self._life.renew(reference, now=self._now)
+    return reference.ttl_seconds
+
+
+def _renew_by_adding(self: Lifecycle, reference: ReferenceEntry, *, now: float) -> None:
+    del now
+    if reference.expires_at is not None:
+        reference.expires_at += reference.ttl_seconds
+        self.deadlines.set(reference, reference.expires_at)
+
+
+def _leave_residues(self: Lifecycle, reference: ReferenceEntry, *, now: float) -> None:
+    if not reference.residue:
+        _leave(self, reference, now=now)
+
+
+def _bury_the_text(self: Lifecycle, tombstone: Tombstone) -> None:
+    _bury(self, replace(tombstone, fallback=FallbackText()))
+
+
+def _retire_unread(self: Lifecycle, entry: PayloadEntry) -> None:
+    if not entry.referenced:
+        _retire(self, entry)
+
+
+async def _check_nothing(self: Verifier, *_: Any, **__: Any) -> ByteFinding:
+    del self
+    await asyncio.sleep(0)
+    return ByteFinding()
+
+
+async def _check_without_zeroing(self: Verifier, *terms: Any, **named: Any) -> ByteFinding:
+    return await _check(self, *terms, **{**named, "zero_padding": False})
+
+
+async def _check_without_lease(self: ByteChecks, tenancy: Any, payload: Any, level: Verification) -> Any:
+    finding = await self._found(tenancy, payload, level)
+    return finding.failure
+
+
+async def _commit_replica_unchecked(self: Bridge, client: Any, token: str, seal: Any) -> Any:
+    if client.client_id == NODE_CLIENT_ID:
+        seal = replace(seal, verification=Verification.NONE)
+    return await _commit(self, client, token, seal)
+
+
+def _refuse_and_keep(self: Acquiring, asked: Any, tenancy: Any, part: Any, *failure: Any) -> None:
+    part.grant = None
+    _refuse(self, asked, tenancy, part, *failure)
+
+
+_refuse = Acquiring._refuse
+
+
+async def _wait_for_ever(self: Any, task: asyncio.Task[Any], seconds: float | None) -> bool:
+    del self, seconds
+    await asyncio.wait({task})
+    return True
+
+
+async def _end_and_keep_the_lease(self: Visit) -> None:
+    self._lease_token = ""
+    await _end(self)
+
+
+async def _end_and_keep_the_hold(self: Visit) -> None:
+    self._hold = None
+    await _end(self)
+
+
+_end = Visit.end
+
+
+def _reserved_from_nothing(self: QuarantineKeeper, client: Any, grant: Any, spec: Any) -> None:
+    _reserved(self, client, grant, replace(spec, derived_from=()))
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
+    {
+        "a release does not count": [(Lifecycle, "give_back", _give_back)],
+        "a payload that has ended is leased": [(Ledger, "lease", _lease)],
+        "freeing takes a page of the neighbour along": [(Allocator, "free", _free_too_much)],
+        "quarantined bytes are not counted": [(SlotTable, "move", _move_and_lose)],
+        "a renewal acknowledges a residue": [(Ledger, "_renew", _renew_residue)],
+        "a renewal adds to what is left": [(Lifecycle, "renew", _renew_by_adding)],
+        "the end of a client leaves its residues": [(Lifecycle, "leave", _leave_residues)],
+        "memory is freed under leases": [
+            (PayloadEntry, "referenced", property(lambda self: self.holds > 0)),
+        ],
+        "an expired reader leaves no residue": [
+            (ReferenceEntry, "leaves_residue", property(lambda _: False)),
+        ],
+        "tombstones lose the text": [(Lifecycle, "_bury", _bury_the_text)],
+        "the header of bad bytes is not retired": [(Lifecycle, "_retire", _retire_unread)],
+        "a commit is not checked": [(Verifier, "check", _check_nothing)],
+        "padding is not zeroed": [(Verifier, "check", _check_without_zeroing)],
+        "a check holds no lease of its own": [(ByteChecks, "_check", _check_without_lease)],
+        "a replica is not checked": [(Bridge, "commit", _commit_replica_unchecked)],
+        "a part that is refused keeps its lease": [(Acquiring, "_refuse", _refuse_and_keep)],
+        "a cancelled acquire keeps its leases": [(Acquiring, "_drop", _nothing)],
+        "checks ignore deadlines": [(ByteChecks, "_ends_in_time", _wait_for_ever)],
+        "pulls ignore deadlines": [(Visit, "_ends_in_time", _wait_for_ever)],
+        "an upload that breaks off keeps its slot": [(Upload, "__exit__", _nothing)],
+        "a visit keeps its lease at the owner": [(Visit, "end", _end_and_keep_the_lease)],
+        "a visit keeps its hold on the replica": [(Visit, "end", _end_and_keep_the_hold)],
+        "a client that has ended is answered": [(Bridge, "_require_still_alive", _nothing)],
+        "quarantine forgets what derives": [(QuarantineKeeper, "reserved", _reserved_from_nothing)],
+        "quarantine forgets what is being checked": [
+            (QuarantineKeeper, "commit_failure", _nothing),
+        ],
+        "quarantine forgets what waits for a check": [(Acquiring, "_end_quarantined", _nothing)],
+    }
+)
+"""What is replaced by what, by the name of the bug."""
+
+
+@contextmanager
+def planted(bug: str) -> Iterator[None]:
+    """Let the product have a bug."""
+    [(place, name, replacement)] = BUGS[bug]
+    with patch.object(place, name, replacement):
+        yield

@@ -1,0 +1,178 @@
+"""What must never happen, beyond what the books say: wrong bytes, late answers, lost leases, what is contaminated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, Verification
+from kvbridge.core.handoff_reference import HandoffReference, is_handoff_reference
+from kvbridge.core.ledger import Committed
+from kvbridge.core.reasons import Reason
+from kvbridge.node.acquiring import Acquisition
+from kvbridge.node.answers import Fallback, HandoffAnswer, Leased
+from kvbridge.node.lending import Lent
+from tests.sim import content
+from tests.sim.book import Call, ViolatedError
+
+if TYPE_CHECKING:
+    from tests.sim.node import Start
+
+WAIT_SECONDS_MAX = 60.0
+"""Longest wait for the answer to a call without a deadline: other nodes may take some time, but not for ever."""
+_SOON_SECONDS = 1e-6
+_WITHOUT_TEXT = frozenset({Reason.PAYLOAD_UNKNOWN, Reason.OWNER_UNREACHABLE, Reason.DRAINING, Reason.PAYLOAD_NOT_READY})
+"""Reasons that a node may give although it knows no text."""
+
+Name = tuple[str, int, str, int]
+"""A payload as only the world knows it: node, its start, key and generation."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Judge:
+    """Knows whose bytes are whose."""
+
+    problems: list[str] = field(default_factory=list)
+    """What went wrong; anything ends the run."""
+    answers: dict[str, int] = field(default_factory=dict)
+    """How often which reason was answered, and how often a lease."""
+    reads: int = 0
+    """How often bytes were looked at."""
+    _stamps: dict[Name, int] = field(default_factory=dict)
+    _starts: dict[str, int] = field(default_factory=dict)
+    _unfit: set[Name] = field(default_factory=set)
+    _undigested: set[Name] = field(default_factory=set)
+
+    def broken(self, problem: str) -> ViolatedError:
+        """Note what must not have happened, and return the error that says so."""
+        self.problems.append(problem)
+        return ViolatedError(problem)
+
+    # Producers
+
+    def stamp(self, start: Start, reference: PayloadReference) -> int:
+        """Return what the payload's bytes follow from."""
+        self._starts[start.host] = max(self._starts.get(start.host, 0), start.number)
+        return self._stamps.setdefault(_name(start, reference), len(self._stamps) + 1)
+
+    def expect_rejection(self, start: Start, reference: PayloadReference) -> None:
+        """Note that what was written must not pass the checks that its producer asked for."""
+        self._unfit.add(_name(start, reference))
+
+    def distrust_digests(self, start: Start, reference: PayloadReference) -> None:
+        """Note that the declared digests are wrong, and were not asked to be checked."""
+        self._undigested.add(_name(start, reference))
+
+    def committed(self, start: Start, committed: Committed) -> None:
+        """Look at a payload that has become available."""
+        reference = committed.descriptor.reference
+        if _name(start, reference) in self._unfit:
+            raise self.broken(f"{reference} at {start} passed its check, and is not what was declared")
+        if start.contaminated(reference):
+            raise self.broken(f"{reference} at {start} was committed under quarantine")
+
+    # Consumers
+
+    def lent(self, start: Start, lent: Lent) -> None:
+        """Look at what one node leases to another one."""
+        if start.contaminated(lent.grant.reference):
+            raise self.broken(f"{lent.grant.reference} at {start} was lent under quarantine")
+
+    def unsound(self, start: Start) -> set[int]:
+        """Return the payloads whose bytes have changed and are not being checked, so that the next check must tell."""
+        return {slot.payload_id for slot in start.book.slots.values() if slot.flipped} - set(+start.reading)
+
+    def answered(
+        self, start: Start, call: Call, asked: Acquisition, answer: HandoffAnswer, *, seconds: float, unsound: set[int]
+    ) -> None:
+        """Look at an answer as it leaves the node."""
+        self.in_time(start, asked, seconds=seconds)
+        leased = [part for part in answer.parts if isinstance(part, Leased)]
+        self.all_told(start, call, {part.grant.token for part in leased})
+        if len(answer.parts) != len(asked.parts):
+            raise self.broken(f"{len(answer.parts)} parts were answered of {len(asked.parts)}")
+        for part in leased:
+            self._leased(start, asked, part, unsound=unsound)
+        for terms, said in zip(asked.parts, answer.parts, strict=True):
+            if isinstance(said, Fallback):
+                self._count(said.finding.reason)
+                self._text(terms.reference.key, said)
+            else:
+                self._count("LEASED")
+
+    def in_time(self, start: Start, asked: Acquisition, *, seconds: float) -> None:
+        """Look at how long an acquire took."""
+        limit = WAIT_SECONDS_MAX if asked.deadline_seconds is None else asked.deadline_seconds
+        if seconds > limit + _SOON_SECONDS:
+            raise self.broken(f"{start} took {seconds:g} s to answer a handoff with a deadline of {limit:g} s")
+
+    def all_told(self, start: Start, call: Call, told: set[str]) -> None:
+        """Look at what is left of a call that has ended."""
+        orphans = start.book.orphans(call, told)
+        if orphans and start.alive:
+            raise self.broken(f"{call.name} at {start} has ended and left {orphans[0]}")
+
+    def _leased(self, start: Start, asked: Acquisition, part: Leased, *, unsound: set[int]) -> None:
+        reference = part.grant.reference
+        if start.contaminated(reference):
+            raise self.broken(f"{reference} at {start} was handed over under quarantine")
+        if not asked.verification.includes(Verification.DIGEST):
+            return
+        if part.grant.payload_id in unsound:
+            raise self.broken(f"{reference} at {start} was handed over as checked, and its bytes have changed")
+        if _name(start, reference) in self._undigested:
+            raise self.broken(f"{reference} at {start} was handed over as checked, and its digests are wrong")
+
+    def contained(self, start: Start) -> None:
+        """Look at what is left of what has just been quarantined."""
+        for slot in start.book.slots.values():
+            assert slot.reference is not None, slot
+            if slot.sealed and start.contaminated(slot.reference) and not (slot.ended and slot.retired):
+                raise self.broken(f"{slot.reference} at {start} is quarantined, and its readers are not told")
+
+    def read(self, start: Start, token: str, descriptor: PayloadDescriptor, slot: memoryview) -> None:
+        """Look at bytes that a consumer reads because everything says that it may."""
+        self.reads += 1
+        lent = start.book.slot_of(token)
+        if lent is not None and lent.flipped:
+            return
+        stamps = list(self._candidates(start, descriptor.reference))
+        wrong = [content.wrong_at(slot, descriptor, stamp) for stamp in stamps]
+        if None not in wrong:
+            raise self.broken(f"{descriptor.reference} at {start} holds wrong bytes, at {wrong} for stamps {stamps}")
+        if content.dirty_padding(slot, descriptor):
+            raise self.broken(f"{descriptor.reference} at {start} holds something behind its valid length")
+
+    def downloaded(self, start: Start, token: str, descriptor: PayloadDescriptor, got: bytes) -> None:
+        """Look at bytes that a client by value was sent."""
+        self.reads += 1
+        lent = start.book.slot_of(token)
+        if lent is not None and lent.flipped:
+            return
+        stamps = self._candidates(start, descriptor.reference)
+        if not any(content.content(stamp, len(got)).tobytes() == got for stamp in stamps):
+            raise self.broken(f"{descriptor.reference} was downloaded from {start} as wrong bytes")
+
+    def _text(self, key: str, part: Fallback) -> None:
+        if is_handoff_reference(key):
+            key = HandoffReference.parse(key).payload.key
+        said = part.fallback.text
+        if said != content.text(key) and (said is not None or part.finding.reason not in _WITHOUT_TEXT):
+            raise self.broken(f"{key} was refused for {part.finding.reason} with the text {said!r}")
+
+    def _count(self, what: str) -> None:
+        self.answers[what] = self.answers.get(what, 0) + 1
+
+    def _candidates(self, start: Start, reference: PayloadReference) -> Iterable[int]:
+        """Return the stamps that a payload may have; a handoff reference does not say of which start it was."""
+        if not is_handoff_reference(reference.key):
+            return [self._stamps[_name(start, reference)]]
+        named = HandoffReference.parse(reference.key)
+        numbers: Sequence[int] = range(1, self._starts.get(named.node_id, 0) + 1)
+        names = [(named.node_id, number, named.payload.key, named.payload.generation) for number in numbers]
+        return [self._stamps[name] for name in names if name in self._stamps]
+
+
+def _name(start: Start, reference: PayloadReference) -> Name:
+    return start.host, start.number, reference.key, reference.generation

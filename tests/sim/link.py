@@ -1,0 +1,215 @@
+"""Links between simulated nodes: they delay, lose, repeat, cut and garble what nodes say to one another."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from kvbridge.core.descriptor import PayloadReference
+from kvbridge.core.errors import BridgeError
+from kvbridge.link.port import Closed, Opened, OwnerUnreachableError, TransferFailedError
+from kvbridge.node.identity import DEFAULT_TENANT, Client
+from kvbridge.node.lending import Refused
+from kvbridge.node.streams import canonical_chunks
+from tests.sim.content import layout_of
+from tests.sim.failpoints import Failpoint
+
+if TYPE_CHECKING:
+    from kvbridge.link.port import Peer, Sink
+    from tests.sim.node import Start
+    from tests.sim.world import World
+
+CHUNK_BYTES = 3000
+"""Size of a chunk; it fits no page and no strip."""
+
+
+class Wires:
+    """What lies between the nodes."""
+
+    def __init__(self, seed: str, *, lost_share: float, garbled_share: float) -> None:
+        """Lose and garble these shares of all messages and chunks."""
+        self.cut: set[frozenset[str]] = set()
+        """Pairs of nodes that do not hear one another."""
+        self.chance = random.Random(f"{seed} wires")
+        self.lost_share, self.garbled_share = lost_share, garbled_share
+
+    def heal(self) -> None:
+        """Behave well from now on."""
+        self.cut.clear()
+        self.lost_share = self.garbled_share = 0.0
+
+    async def carry(self, one: str, other: str) -> None:
+        """Take a message from one node to another; never return if it is lost."""
+        await asyncio.sleep(self.chance.choice((0.001, 0.01, 0.05, 0.4)))
+        if frozenset((one, other)) in self.cut or self.chance.random() < self.lost_share:
+            await asyncio.get_running_loop().create_future()
+
+    def repeats(self) -> bool:
+        """Tell whether a message arrives twice."""
+        return self.chance.random() < 0.1
+
+    def garble(self, chunk: bytes) -> bytes:
+        """Return what arrives of a chunk."""
+        if self.chance.random() >= self.garbled_share:
+            return chunk
+        index = self.chance.randrange(len(chunk))
+        return chunk[:index] + bytes([chunk[index] ^ 1]) + chunk[index + 1 :]
+
+
+class SimulatedPeer:
+    """Another node, whichever start of it there is; a `Peer`."""
+
+    def __init__(self, world: World, caller: Start, host: str) -> None:
+        """Let `caller` call `host`."""
+        self.outstanding: set[str] = set()
+        """Leases that the caller knows of and has not given back."""
+        self._world, self._caller, self._host = world, caller, host
+        self._client = Client(client_id=caller.client_id, tenant=DEFAULT_TENANT, attached=False)
+
+    async def ping(self, *, seconds_max: float) -> int:
+        """Return the boot epoch; errors as for `Peer.ping`."""
+        async with self._answered(seconds_max):
+            await self._request(Failpoint.PING_REQUEST)
+            epoch = self._owner().bridge.epoch
+            await self._carry()
+            return epoch
+
+    async def open(self, tenant: str, reference: PayloadReference, *, seconds_max: float) -> Opened | Closed:
+        """Lease a payload; errors as for `Peer.open`."""
+        async with self._answered(seconds_max):
+            await self._request(Failpoint.OPEN_REQUEST)
+            owner = self._owner()
+            answer = self._lend(owner, tenant, reference)
+            await owner.reach(Failpoint.OPEN_ANSWER)
+            await self._carry()
+        if isinstance(answer, Opened):
+            self.outstanding.add(answer.lease_token)
+        return answer
+
+    def _lend(self, owner: Start, tenant: str, reference: PayloadReference) -> Opened | Closed:
+        try:
+            lent = owner.bridge.lend(self._client, tenant, reference)
+        except BridgeError as error:
+            raise OwnerUnreachableError(str(error)) from error
+        if isinstance(lent, Refused):
+            return Closed(
+                reason=lent.reason,
+                detail=lent.detail,
+                fallback=lent.fallback,
+                tokens=lent.tokens,
+                model=lent.model,
+                epoch=owner.bridge.epoch,
+            )
+        self._world.judge.lent(owner, lent)
+        return Opened(
+            lease_token=lent.grant.token,
+            ttl_seconds=lent.grant.ttl_seconds,
+            descriptor=lent.descriptor,
+            fallback=lent.fallback,
+            epoch=owner.bridge.epoch,
+        )
+
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> None:
+        """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`."""
+        try:
+            async with asyncio.timeout(seconds_max):
+                await self._request(Failpoint.PULL_BEGIN)
+                async for chunk in self._stream(self._owner(), lease_token):
+                    await self._request(Failpoint.PULL_CHUNK)
+                    self._deliver(sink, memoryview(self._world.wires.garble(chunk)))
+                await self._request(Failpoint.PULL_END)
+        except TimeoutError as error:
+            raise TransferFailedError("the stream took too long") from error
+        except OwnerUnreachableError as error:
+            raise TransferFailedError("the owner is gone") from error
+
+    async def _stream(self, owner: Start, lease_token: str) -> AsyncGenerator[bytes, None]:
+        """Yield what an owner sends, each chunk copied between a look at the lease and the next await."""
+        try:
+            payload, slot = owner.bridge.payload_of_lease(self._client, lease_token)
+            assert payload.descriptor is not None, payload
+            layout, length = layout_of(payload.descriptor), payload.descriptor.valid_length
+            for pieces in canonical_chunks(slot, layout, length, chunk_bytes=CHUNK_BYTES):
+                self._require_alive(owner)
+                owner.bridge.payload_of_lease(self._client, lease_token)
+                yield b"".join(pieces)
+        except BridgeError as error:
+            raise TransferFailedError(str(error)) from error
+
+    def _deliver(self, sink: Sink, chunk: memoryview) -> None:
+        """Write a chunk, or let it be received into the memory itself."""
+        if self._world.wires.chance.random() < 0.5 or chunk.nbytes > sink.remaining_bytes:
+            sink.write(chunk)
+            return
+        while chunk.nbytes:
+            room = sink.room()[0]
+            count = min(room.nbytes, chunk.nbytes)
+            room[:count] = chunk[:count]
+            sink.advance(count)
+            chunk = chunk[count:]
+
+    async def renew(self, lease_token: str, *, seconds_max: float) -> None:
+        """Prolong a lease."""
+        with suppress(TimeoutError, BridgeError):
+            async with asyncio.timeout(seconds_max):
+                await self._request(Failpoint.RENEW_REQUEST)
+                for _ in range(1 + self._world.wires.repeats()):
+                    self._owner().bridge.renew(self._client, [lease_token])
+                await self._carry()
+
+    async def release(self, lease_token: str, *, seconds_max: float) -> None:
+        """Give a lease back."""
+        self.outstanding.discard(lease_token)
+        with suppress(TimeoutError, BridgeError):
+            async with asyncio.timeout(seconds_max):
+                await self._request(Failpoint.RELEASE_REQUEST)
+                for _ in range(1 + self._world.wires.repeats()):
+                    self._owner().bridge.release(self._client, [lease_token])
+                await self._carry()
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    @asynccontextmanager
+    async def _answered(self, seconds_max: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds_max):
+                yield
+        except TimeoutError as error:
+            raise OwnerUnreachableError(f"node {self._host!r} did not answer") from error
+
+    async def _request(self, failpoint: Failpoint) -> None:
+        await self._caller.reach(failpoint)
+        await self._carry()
+
+    async def _carry(self) -> None:
+        await self._world.wires.carry(self._caller.host, self._host)
+        if not self._caller.alive:
+            raise asyncio.CancelledError
+
+    def _owner(self) -> Start:
+        owner = self._world.starts[self._host]
+        self._require_alive(owner)
+        return owner
+
+    def _require_alive(self, owner: Start) -> None:
+        if not owner.serving:
+            raise OwnerUnreachableError(f"node {self._host!r} refuses to be connected to")
+
+
+class SimulatedPeers:
+    """The other nodes, from the point of view of one; a `Peers`."""
+
+    def __init__(self, world: World, caller: Start) -> None:
+        """Know every other node of the world."""
+        self.peers = {host: SimulatedPeer(world, caller, host) for host in world.hosts if host != caller.host}
+
+    def find(self, node_id: str) -> Peer | None:
+        """Return the node of this name, or None if nobody knows where it is."""
+        return self.peers.get(node_id)
+
+    async def close(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,232 @@
+"""One start of a node: a real bridge whose clock, threads, bookkeeping and neighbours are simulated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvbridge.config import BridgeConfig
+from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, Verification
+from kvbridge.core.errors import BridgeError
+from kvbridge.core.handoff_reference import lineage
+from kvbridge.core.ledger import Committed
+from kvbridge.memory.descriptor_port import PeerCredentials
+from kvbridge.node.attachments import AttachmentPort
+from kvbridge.node.bridge import Bridge
+from kvbridge.node.identity import Client
+from kvbridge.node.verification import ByteFinding
+from tests.sim.book import CALL, Book, Call, Slot
+from tests.sim.failpoints import Failpoint
+from tests.sim.link import SimulatedPeers
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+T = TypeVar("T")
+_PROCESS = PeerCredentials(pid=1, uid=1, gid=1)
+
+
+class NodeDownError(Exception):
+    """The node is not there, or is gone before it answered."""
+
+
+class CallCancelledError(Exception):
+    """The call was given up before it was answered."""
+
+
+EXPECTED = (BridgeError, NodeDownError, CallCancelledError, TimeoutError)
+"""What a call may end with; its client does without what it asked for."""
+START: ContextVar[Start | None] = ContextVar("START", default=None)
+"""In which start of which node something happens; None in a client."""
+
+
+class Start:
+    """One start of a node."""
+
+    def __init__(self, world: World, host: str, number: int, config: BridgeConfig, *, rate: float) -> None:
+        """Boot. The node's clock goes `rate` times as fast as the world's."""
+        self.world, self.host, self.number = world, host, number
+        self.alive = True
+        """Whether the process runs."""
+        self.serving = True
+        """Whether it takes calls."""
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.calls: dict[Call, None] = {}
+        self.reading: Counter[int] = Counter()
+        """Payloads whose bytes are being checked."""
+        self.origins: dict[PayloadReference, tuple[PayloadReference, ...]] = {}
+        """What each payload that was ever reserved here derives from."""
+        self.quarantined: set[PayloadReference] = set()
+        """What was put into quarantine here."""
+        self._rate, self._ahead = rate, world.chance.uniform(0, 1000)
+        self.peers = SimulatedPeers(world, self)
+        self.bridge = Bridge(config, peers=self.peers, clock=self.now)
+        self.port = AttachmentPort(self.bridge)
+        self.book = self._observe()
+
+    def __repr__(self) -> str:
+        """Show which start of which node it is."""
+        return f"<{self.host} start {self.number}{'' if self.alive else ', dead'}>"
+
+    @property
+    def client_id(self) -> str:
+        """Return what the node calls itself at others."""
+        return f"node.{self.host}.{self.number:012d}"
+
+    def now(self) -> float:
+        """Return what the node's clock shows."""
+        return self.world.loop.time() * self._rate + self._ahead
+
+    # Work
+
+    def spawn(self, work: Coroutine[Any, Any, T], call: Call | None = None) -> asyncio.Task[T]:
+        """Begin work of this node, which ends when the node does."""
+        context = copy_context()
+        context.run(START.set, self)
+        context.run(CALL.set, call)
+        return self.world.loop.create_task(work, context=context)
+
+    async def serve(self, name: str, work: Callable[[Call], Coroutine[Any, Any, T]], *, outlives: bool = False) -> T:
+        """Answer a call; if its caller gives up it is cancelled, unless it `outlives` that.
+
+        Raises:
+            NodeDownError: the node went away.
+            CallCancelledError: somebody else cancelled it.
+        """
+        if not self.serving:
+            raise NodeDownError
+        call = Call(name=name)
+        task = self.spawn(work(call), call)
+        call.task = task
+        self.calls[call] = None
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            if not outlives:
+                _ = self.world.begin(self._hear_of_end(task))
+            raise
+        finally:
+            task.add_done_callback(lambda _: self.calls.pop(call))
+        if task.cancelled():
+            raise CallCancelledError if self.alive else NodeDownError
+        return task.result()
+
+    async def _hear_of_end(self, task: asyncio.Task[Any]) -> None:
+        """Cancel what a caller does not wait for any more, as soon as the node hears of that."""
+        await asyncio.sleep(self.world.chance.choice((0.0, 0.01, 0.5)))
+        task.cancel()
+
+    async def reach(self, failpoint: Failpoint) -> None:
+        """Come by a failpoint of this node."""
+        await self.world.failpoints.reach(failpoint, crash=self.crash, cancel=self._cancel)
+
+    def _cancel(self) -> None:
+        call = CALL.get()
+        if call not in self.calls and self.calls:
+            call = self.world.chance.choice(list(self.calls))
+        if call is not None and call.task is not None:
+            call.task.cancel()
+
+    def attach(self) -> Client:
+        """Let a process attach; errors as for `AttachmentPort.attach`."""
+        return self.bridge.sessions.identify(self.port.attach(_PROCESS).session_token)
+
+    # Ends
+
+    def crash(self) -> None:
+        """Stop between two steps: nothing of this start has any effect on others from here on."""
+        if self.alive:
+            self._die()
+            self.world.trace(f"{self} crashes")
+            _ = self.world.begin(self._reap())
+
+    async def stop(self) -> None:
+        """Drain and close, as a process that is asked to end does."""
+        await self.bridge.drain(2.0)
+        self.serving = False
+        tasks = [call.task for call in self.calls if call.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.bridge.close()
+        self._die()
+
+    def _die(self) -> None:
+        self.alive = self.serving = False
+        self.book.closed = True
+
+    async def _reap(self) -> None:
+        while self.tasks:
+            for task in list(self.tasks):
+                task.cancel()
+            await asyncio.sleep(0.001)
+        self.bridge._verifier.close()
+        for tenancy in self.bridge._tenancies.values():
+            tenancy.close()
+
+    # What is known
+
+    def contaminated(self, reference: PayloadReference) -> bool:
+        """Tell whether a payload is quarantined here, or derives from one that is."""
+        pending, seen = [lineage(reference)], set()
+        while pending:
+            one = pending.pop()
+            if one in self.quarantined:
+                return True
+            if one not in seen:
+                seen.add(one)
+                pending += map(lineage, self.origins.get(one, ()))
+        return False
+
+    def enter(self, reference: PayloadReference, derived_from: Iterable[PayloadReference]) -> None:
+        """Note what a payload that was reserved derives from."""
+        self.origins[lineage(reference)] = tuple(derived_from)
+
+    def _observe(self) -> Book:
+        bridge = self.bridge
+        bridge.costs._clock = bridge.costs.checks._clock = self.now
+        [tenancy] = bridge._tenancies.values()
+        book = Book(tenancy._ledger, tenancy.arena, epoch=bridge.epoch)
+        book.told = self._hear
+        tenancy._ledger = book  # type: ignore[assignment]
+        check, start = bridge._verifier.check, bridge._background.start
+
+        async def checked(
+            slot: memoryview, descriptor: PayloadDescriptor, *, level: Verification, zero_padding: bool
+        ) -> ByteFinding:
+            occupant = book.occupant(key=descriptor.reference.key, generation=descriptor.reference.generation)
+            if occupant is None:
+                raise book._violated(f"{descriptor.reference} is checked, and is not there")
+            self.reading[occupant.payload_id] += 1
+            try:
+                await self.reach(Failpoint.VERIFY_BEGIN)
+                finding = await check(slot, descriptor, level=level, zero_padding=zero_padding)
+                await self.reach(Failpoint.VERIFY_END)
+                return finding
+            finally:
+                self.reading[occupant.payload_id] -= 1
+
+        async def begun(work: Coroutine[Any, Any, T]) -> T:
+            await self.reach(Failpoint.BACKGROUND_BEGIN)
+            return await work
+
+        def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+            task = start(begun(work))
+            task.add_done_callback(lambda _: work.close())  # If a crash came first it was never begun.
+            return task
+
+        bridge._verifier.check = checked  # type: ignore[method-assign]
+        bridge._background.start = begin  # type: ignore[method-assign]
+        return book
+
+    def _hear(self, what: str, told: Any) -> None:
+        if what == "committed":
+            committed: Committed = told
+            self.world.judge.committed(self, committed)
+        elif what == "freed":
+            slot: Slot = told
+            if self.reading[slot.payload_id] and self.alive:
+                raise self.book._violated(f"{slot} is freed while its bytes are read")
