@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from kvbridge import Bridge, connect
 
 SIZES_MIB = (1, 64, 256)
 REPETITIONS = 7
+TRANSPORTS = ("grpc", "tcp")
 PULL_SECONDS_MAX = 120.0
 _PIECE_BYTES = 1 << 20
 _PAYLOADS_HELD = 3
@@ -43,8 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     rows = []
     for size_mib in options.sizes:
-        rows.append(_measure(size_mib * MIB, options.repetitions))
-        print(f"{size_mib} MiB measured", file=sys.stderr, flush=True)
+        for transport in TRANSPORTS:
+            rows.append(_measure(size_mib * MIB, options.repetitions, transport))
+            print(f"{size_mib} MiB by {transport} measured", file=sys.stderr, flush=True)
     print(json.dumps(rows) if options.json else _table(rows))
     return 0
 
@@ -53,14 +56,15 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def _measure(size_bytes: int, repetitions: int) -> dict[str, float]:
+def _measure(size_bytes: int, repetitions: int, transport: str) -> dict[str, Any]:
     source, target = np.ones(size_bytes, np.uint8), np.zeros(size_bytes, np.uint8)
-    with two_nodes(size_bytes) as (here, there), plain_socket(target) as socket_work:
+    with two_nodes(size_bytes, transport) as (here, there), plain_socket(target) as socket_work:
         works = {"pull": pull(here, there, size_bytes), "socket": socket_work}
         pairs = interleave(memcpy(source, target), works, repetitions=repetitions)
     pulls, sockets = pairs["pull"], pairs["socket"]
     return {
         "bytes": size_bytes,
+        "transport": transport,
         "pull_seconds": median(pulls.work_seconds),
         "pull_bytes_per_second": size_bytes / median(pulls.work_seconds),
         "pull_ratio_to_memcpy": pulls.ratio,
@@ -71,10 +75,11 @@ def _measure(size_bytes: int, repetitions: int) -> dict[str, float]:
 
 
 @contextmanager
-def two_nodes(size_bytes: int) -> Iterator[tuple[Bridge, Bridge]]:
-    """Run an owner and a node that pulls from it, and connect to both."""
+def two_nodes(size_bytes: int, transport: str) -> Iterator[tuple[Bridge, Bridge]]:
+    """Run an owner and a node that pulls from it by a transport, and connect to both."""
+    bulk = ("--bulk-listen", "127.0.0.1:0") if transport == "tcp" else ()
     arena_bytes = _PAYLOADS_HELD * slot_bytes_of(size_bytes)
-    with running_bridge(arena_bytes, "--node-id", "owner", "--listen", "127.0.0.1:0") as owner:
+    with running_bridge(arena_bytes, "--node-id", "owner", "--listen", "127.0.0.1:0", *bulk) as owner:
         peers = ("--node-id", "puller", "--peers", f"owner={owner.tcp_target}")
         with (
             running_bridge(arena_bytes, *peers) as puller,
@@ -139,10 +144,10 @@ def _receive(connection: socket.socket, target: memoryview) -> None:
         position += connection.recv_into(target[position : position + _PIECE_BYTES])
 
 
-def _table(rows: Sequence[dict[str, float]]) -> str:
-    lines = [f"{'MiB':>6} {'pull ms':>9} {'GB/s':>7} {'to memcpy':>10} {'to socket':>10} {'socket GB/s':>12}"]
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [f"{'MiB':>6} {'by':>5} {'pull ms':>9} {'GB/s':>7} {'to memcpy':>10} {'to socket':>10} {'socket GB/s':>12}"]
     lines += [
-        f"{row['bytes'] / MIB:>6.0f} {row['pull_seconds'] * 1e3:>9.2f} {row['pull_bytes_per_second'] / 1e9:>7.2f} "
+        f"{row['bytes'] / MIB:>6.0f} {row['transport']:>5} {row['pull_seconds'] * 1e3:>9.2f} {row['pull_bytes_per_second'] / 1e9:>7.2f} "
         f"{row['pull_ratio_to_memcpy']:>10.3f} {row['pull_ratio_to_socket']:>10.3f} "
         f"{row['socket_bytes_per_second'] / 1e9:>12.2f}"
         for row in rows

@@ -36,9 +36,10 @@ _MAXIMA = {
     "journal_files_max": JOURNAL_FILES_MAX,
     "answer_bytes_remembered_max": _ARENA_BYTES_MAX,
     "chunk_bytes": CHUNK_BYTES_MAX,
+    "bulk_port_told": PORT_MAX,
 }
 """Settings with a greatest value of their own."""
-_MAY_BE_ZERO = frozenset({"probe_sample_tokens"})
+_MAY_BE_ZERO = frozenset({"bulk_port_told", "probe_sample_tokens"})
 """Counts that mean something when they are 0."""
 _POSITIVE = frozenset({"lease_ttl_seconds", "reservation_ttl_seconds", "upload_seconds_max", "catalog_poll_seconds"})
 """Durations that nothing could be done within if they were 0."""
@@ -160,6 +161,10 @@ class BridgeConfig:
     """Tokens of a payload that are probed at commit where the catalog has a fingerprint of its model; 0 for all."""
     peers: str = ""
     """Other nodes and their gRPC addresses: NODE=HOST:PORT, separated by spaces."""
+    bulk_listen: str = ""
+    """TCP address from which other nodes pull bytes; empty if they come over gRPC. Port 0 lets the system choose."""
+    bulk_port_told: int = 0
+    """Port that other nodes are told to pull from, where addresses are translated; 0 for the one listened on."""
     peer_open_seconds: float = 2.0
     """How long another node may take to say whether it has a payload."""
     peer_pull_seconds: float = 60.0
@@ -190,7 +195,7 @@ class BridgeConfig:
         if not is_node_id(self.node_id):
             raise ConfigurationError(f"node_id: must be what a host may be called, got {self.node_id!r}")
         self.peer_targets()
-        for name in ("listen", "metrics_listen"):
+        for name in ("listen", "metrics_listen", "bulk_listen"):
             if getattr(self, name):
                 self._check_listen(name, getattr(self, name))
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import grpc
 from grpc import aio
 
+from kvbridge.config import PORT_MAX
 from kvbridge.core.descriptor import FallbackText, PayloadReference
 from kvbridge.core.errors import InvalidFieldError
-from kvbridge.link.port import Closed, Opened, OwnerUnreachableError, TransferFailedError
+from kvbridge.link import tcp
+from kvbridge.link.port import Closed, Opened, OwnerUnreachableError, Sink, TransferFailedError
 from kvbridge.v1 import handoff_service_pb2, peer_service_pb2
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
 from kvbridge.v1.peer_service_pb2_grpc import PeerServiceStub
@@ -31,6 +34,7 @@ MESSAGE_BYTES_MAX = 64 << 20
 """Largest message that is accepted: room for the longest text and token list together."""
 _REQUEST_ID_BYTES = 16
 _GIVE_UP_SECONDS_MAX = 1.0
+_CONNECT_SECONDS_MAX = 0.5
 _IDLE_CHANNELS_MAX = 4
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -47,11 +51,13 @@ class GrpcPeer:
         """Call `target`, which must be the node `node_id`, as the client `client_name`."""
         self._node_id = node_id
         self._target = target
+        self._client_name = client_name
         self._metadata = (("kvbridge-client", client_name),)
         self._channel = aio.insecure_channel(target, options=_OPTIONS)
         self._peer: Any = PeerServiceStub(self._channel)
         self._handoff: Any = HandoffServiceStub(self._channel)
         self._idle: list[aio.Channel] = []
+        self._bulk_port = 0
 
     def __repr__(self) -> str:
         """Show who is called where."""
@@ -85,8 +91,28 @@ class GrpcPeer:
             await self._give_up(answer)
             raise
 
-    async def pull(self, lease_token: str, *, seconds_max: float) -> AsyncGenerator[memoryview, None]:
-        """Yield the canonical bytes of a leased payload; errors as for `Peer.pull`."""
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> None:
+        """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`.
+
+        They come over a plain socket if the node has told of a port for that and can be connected to there.
+        """
+        connection = await self._connect_bulk()
+        if connection is None:
+            await self._pull_by_grpc(lease_token, sink, seconds_max=seconds_max)
+            return
+        with connection:
+            await tcp.receive(connection, self._client_name, lease_token, sink)
+
+    async def _connect_bulk(self) -> socket.socket | None:
+        host = self._target.rpartition(":")[0].strip("[]")
+        if not self._bulk_port or not host:
+            return None
+        connection = await tcp.connect(host, self._bulk_port, seconds_max=_CONNECT_SECONDS_MAX)
+        if connection is None:
+            self._bulk_port = 0  # Until the node tells of it again.
+        return connection
+
+    async def _pull_by_grpc(self, lease_token: str, sink: Sink, *, seconds_max: float) -> None:
         request = handoff_service_pb2.DownloadRequest(lease_token=lease_token)
         # Each stream has a connection of its own, for on a slow network no answer would overtake its bytes; and one
         # that broke off is not used again, because what is left of its stream would come before anything else.
@@ -98,7 +124,7 @@ class GrpcPeer:
                 chunk = split_chunk(message, DOWNLOAD_CHUNK_TAG)
                 if not chunk:  # An empty one says nothing, and a stream of them would never end.
                     raise TransferFailedError(f"node {self._node_id!r} sent what is not a chunk")
-                yield chunk
+                sink.write(chunk)
             is_clean = True
         except aio.AioRpcError as error:
             raise TransferFailedError(f"the transfer from node {self._node_id!r} broke off: {_words(error)}") from error
@@ -126,6 +152,7 @@ class GrpcPeer:
     def _require_right(self, owner: peer_service_pb2.PingResponse) -> None:
         if owner.node_id != self._node_id:
             raise OwnerUnreachableError(f"{self._target} is node {owner.node_id!r}, not {self._node_id!r}")
+        self._bulk_port = owner.bulk_port if owner.bulk_port <= PORT_MAX else 0
 
     async def _put_away(self, channel: aio.Channel, *, is_clean: bool) -> None:
         if is_clean and len(self._idle) < _IDLE_CHANNELS_MAX:

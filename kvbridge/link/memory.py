@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference
 from kvbridge.core.reasons import Reason
-from kvbridge.link.port import Closed, Opened, OwnerUnreachableError, TransferFailedError
+from kvbridge.link.port import Closed, Opened, OwnerUnreachableError, Sink, TransferFailedError
 
 DEFAULT_CHUNK_BYTES = 1 << 16
 """Size of a chunk unless told otherwise."""
@@ -117,14 +117,14 @@ class MemoryPeer:
             epoch=self.epoch,
         )
 
-    async def pull(self, lease_token: str, *, seconds_max: float) -> AsyncGenerator[memoryview, None]:
-        """Yield the canonical bytes of a leased payload; errors as for `Peer.pull`."""
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> None:
+        """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`."""
         self.pulled += 1
         self.streaming += 1
         try:
             async with asyncio.timeout(seconds_max), aclosing(self._stream(lease_token)) as chunks:
                 async for chunk in chunks:
-                    yield chunk
+                    sink.write(chunk)
         except TimeoutError as error:
             raise TransferFailedError("the stream took too long") from error
         finally:

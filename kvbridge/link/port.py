@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,6 +55,31 @@ class Closed:
     """The owner's boot epoch."""
 
 
+class Sink(Protocol):
+    """Where the bytes of a payload go: as they come, or straight into the memory that they belong to."""
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Return how many bytes are missing."""
+
+    def write(self, chunk: memoryview) -> None:
+        """Copy the next bytes to their places.
+
+        Raises:
+            BridgeError: there are too many, or the memory is not there any more.
+        """
+
+    def room(self) -> Sequence[memoryview]:
+        """Return memory for some of the next bytes, in order, good until the next await; none at the end.
+
+        Raises:
+            BridgeError: the memory is not there any more.
+        """
+
+    def advance(self, nbytes: int) -> None:
+        """Note that so many bytes were written into what `room` returned."""
+
+
 class Peer(Protocol):
     """Another node. Every call takes what time it may use, in seconds, and can be cancelled at any moment."""
 
@@ -72,11 +97,12 @@ class Peer(Protocol):
             OwnerUnreachableError: there was no answer in time.
         """
 
-    def pull(self, lease_token: str, *, seconds_max: float) -> AsyncGenerator[memoryview, None]:
-        """Yield the canonical bytes of a leased payload in chunks; each is good until the next is asked for.
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> None:
+        """Bring the canonical bytes of a leased payload over into `sink`, which nothing touches once this has ended.
 
         Raises:
             TransferFailedError: the stream broke off or took too long.
+            BridgeError: the sink takes no more.
         """
 
     async def renew(self, lease_token: str, *, seconds_max: float) -> None:

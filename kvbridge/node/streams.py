@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.layout import SlotLayout
 from kvbridge.wire.chunks import cut
+
+_ROOM_BYTES = 1 << 20
+_ROOM_VIEWS = 512
+"""How much memory is offered at once."""
 
 
 class SlotWriter:
@@ -17,6 +22,7 @@ class SlotWriter:
         self._slot = slot
         self._places = layout.canonical(valid_length)
         self._here = memoryview(b"")
+        self._ahead: deque[memoryview] = deque()
         self.remaining_bytes = layout.canonical_bytes(valid_length)
 
     def write(self, chunk: memoryview) -> None:
@@ -32,11 +38,34 @@ class SlotWriter:
         self.remaining_bytes -= chunk.nbytes
         while chunk.nbytes:
             if not self._here.nbytes:
-                place = next(self._places)
-                self._here = self._slot[place.offset_bytes : place.offset_bytes + place.length_bytes]
+                self._here = self._ahead.popleft() if self._ahead else self._next()
             count = min(chunk.nbytes, self._here.nbytes)
             self._here[:count] = chunk[:count]
             self._here, chunk = self._here[count:], chunk[count:]
+
+    def room(self) -> list[memoryview]:
+        """Return the places of the next bytes, in order; none at the end."""
+        if self._here.nbytes:
+            self._ahead.appendleft(self._here)
+            self._here = memoryview(b"")
+        missing = sum(view.nbytes for view in self._ahead)
+        while missing < min(self.remaining_bytes, _ROOM_BYTES) and len(self._ahead) < _ROOM_VIEWS:
+            self._ahead.append(self._next())
+            missing += self._ahead[-1].nbytes
+        return list(self._ahead)
+
+    def advance(self, nbytes: int) -> None:
+        """Note that so many bytes were written to where `room` said."""
+        self.remaining_bytes -= nbytes
+        while nbytes:
+            first = self._ahead.popleft()
+            if first.nbytes > nbytes:
+                self._ahead.appendleft(first[nbytes:])
+            nbytes -= min(first.nbytes, nbytes)
+
+    def _next(self) -> memoryview:
+        place = next(self._places)
+        return self._slot[place.offset_bytes : place.offset_bytes + place.length_bytes]
 
 
 def canonical_chunks(

@@ -57,6 +57,11 @@ class Upload:
             # The client's session ended and took the reservation along, or the check that began goes on without us.
             return
 
+    @property
+    def remaining_bytes(self) -> int:
+        """Return how many bytes are missing."""
+        return self._writer.remaining_bytes
+
     def write(self, chunk: memoryview) -> None:
         """Write a chunk and prolong the reservation.
 
@@ -64,11 +69,28 @@ class Upload:
             InvalidFieldError: the stream is longer than declared.
             UnknownReferenceError: the client was too slow and the reservation is gone.
         """
+        self._prolong()
+        self._writer.write(chunk)
+        self._bridge.traffic.uploaded_bytes += chunk.nbytes
+
+    def room(self) -> list[memoryview]:
+        """Prolong the reservation and return the places of the next bytes, good until the next await.
+
+        Raises:
+            UnknownReferenceError: the client was too slow and the reservation is gone.
+        """
+        self._prolong()
+        return self._writer.room()
+
+    def advance(self, nbytes: int) -> None:
+        """Note that so many bytes were written to where `room` said."""
+        self._writer.advance(nbytes)
+        self._bridge.traffic.uploaded_bytes += nbytes
+
+    def _prolong(self) -> None:
         [ttl_seconds] = self._bridge.renew(self._client, [self._grant.token])
         if ttl_seconds is None:
             raise UnknownReferenceError("chunk", "the upload was too slow and its reservation has expired")
-        self._writer.write(chunk)
-        self._bridge.traffic.uploaded_bytes += chunk.nbytes
 
     async def finish(self, seal: Seal) -> Committed | Rejected:
         """Seal and check what was written; errors as for `Bridge.commit`.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -217,24 +217,56 @@ class Visit:
     async def _write(self, upload: Upload, lease_token: str) -> None:
         assert self._peer is not None, self
         limits = self._visitor.limits
-        began_at, nbytes = time.perf_counter(), 0
+        began_at = time.perf_counter()
+        watched = _Watched(upload, limits.stall_seconds_max)
         try:
-            async with aclosing(self._peer.pull(lease_token, seconds_max=limits.pull_seconds_max)) as chunks:
-                while True:
-                    async with asyncio.timeout(limits.stall_seconds_max):
-                        chunk = await anext(chunks, None)
-                    if chunk is None:
-                        return
-                    upload.write(chunk)
-                    nbytes += chunk.nbytes
+            async with watched.stall:
+                await self._peer.pull(lease_token, watched, seconds_max=limits.pull_seconds_max)
         finally:
             # What broke off because it was too slow says so, too; otherwise every hurried caller would begin it anew.
-            if nbytes:
+            if watched.nbytes:
                 seconds = time.perf_counter() - began_at
-                self._visitor.costs.record_pull(self._reference.node_id, nbytes, seconds)
+                self._visitor.costs.record_pull(self._reference.node_id, watched.nbytes, seconds)
 
     async def _renew(self, answer: Opened) -> None:
         assert self._peer is not None, self
         while True:
             await asyncio.sleep(max(answer.ttl_seconds / _RENEWALS_PER_TTL, _RENEWAL_SECONDS_MIN))
             await self._peer.renew(answer.lease_token, seconds_max=self._visitor.limits.stall_seconds_max)
+
+
+class _Watched:
+    """An upload whose bytes must keep coming; a `Sink`."""
+
+    def __init__(self, upload: Upload, stall_seconds_max: float) -> None:
+        """Count from now on."""
+        self.nbytes = 0
+        self._upload = upload
+        self._stall_seconds_max = stall_seconds_max
+        self._loop = asyncio.get_running_loop()
+        self.stall = asyncio.timeout(stall_seconds_max)
+        """Ends what happens in it when no bytes come."""
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Return how many bytes are missing."""
+        return self._upload.remaining_bytes
+
+    def write(self, chunk: memoryview) -> None:
+        """Copy the next bytes to their places; errors as for `Upload.write`."""
+        self._upload.write(chunk)
+        self._came(chunk.nbytes)
+
+    def room(self) -> list[memoryview]:
+        """Return the places of the next bytes; errors as for `Upload.room`."""
+        return self._upload.room()
+
+    def advance(self, nbytes: int) -> None:
+        """Note that so many bytes were written to where `room` said."""
+        self._upload.advance(nbytes)
+        self._came(nbytes)
+
+    def _came(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        if not self.stall.expired():
+            self.stall.reschedule(self._loop.time() + self._stall_seconds_max)

@@ -31,8 +31,9 @@ _Context: TypeAlias = aio.ServicerContext[Any, Any]
 class PeerServicer(PeerServiceServicer):
     """Leases payloads to other nodes."""
 
-    def __init__(self, bridge: Bridge, answers: Answers) -> None:
-        """Serve `bridge`."""
+    def __init__(self, bridge: Bridge, answers: Answers, *, bulk_port: int = 0) -> None:
+        """Serve `bridge`, whose port for bytes is `bulk_port`, 0 if it has none."""
+        self._bulk_port = bulk_port
         self._bridge = bridge
         self._answers = answers
 
@@ -63,7 +64,12 @@ class PeerServicer(PeerServiceServicer):
 
     def _owner(self) -> pb.PingResponse:
         bridge = self._bridge
-        return pb.PingResponse(node_id=bridge.config.node_id, epoch=bridge.epoch, draining=bridge.draining)
+        return pb.PingResponse(
+            node_id=bridge.config.node_id,
+            epoch=bridge.epoch,
+            draining=bridge.draining,
+            bulk_port=bridge.config.bulk_port_told or self._bulk_port,
+        )
 
 
 def _encode_lent(lent: Lent) -> pb.OpenedPayload:

@@ -28,6 +28,7 @@ from kvbridge.node.bridge import Bridge
 from kvbridge.observe.metrics_server import MetricsServer
 from kvbridge.server.answers import Answers
 from kvbridge.server.bulk import BulkServicer
+from kvbridge.server.bulk_socket import BulkSocketServer
 from kvbridge.server.catalog import CatalogServicer
 from kvbridge.server.handoff import HandoffServicer
 from kvbridge.server.inspect import InspectServicer
@@ -74,6 +75,8 @@ class Endpoints:
     """Port on the configured TCP host; None if there is none."""
     metrics_port: int | None
     """Port for scrapes of metrics; None if there is none."""
+    bulk_port: int | None
+    """Port for bytes that other nodes pull; None if there is none."""
 
 
 @asynccontextmanager
@@ -91,6 +94,7 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
     peers = StaticPeers(config.peer_targets(), client_name=name)
     bridge = Bridge(config, peers=peers)
     metrics = MetricsServer(bridge.observation.metrics, is_serving=lambda: not bridge.draining)
+    bulk = BulkSocketServer(bridge)
     descriptors = DescriptorServer(
         config.descriptor_socket,
         AttachmentPort(bridge),
@@ -101,7 +105,8 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         await descriptors.start()
         await bridge.start()
         metrics_port = await _start_metrics(metrics, config.metrics_listen)
-        server, healthy, tcp_port = _build_server(bridge)
+        bulk_port = _start_bulk(bulk, config.bulk_listen)
+        server, healthy, tcp_port = _build_server(bridge, bulk_port)
         await server.start()
         try:
             await _set_serving(healthy)
@@ -112,6 +117,7 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
                     descriptor_socket=config.descriptor_socket,
                     tcp_port=tcp_port,
                     metrics_port=metrics_port,
+                    bulk_port=bulk_port or None,
                 ),
             )
         finally:
@@ -122,6 +128,7 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
             await server.stop(_STOP_GRACE_SECONDS)
             _remove_socket(config.socket)
     finally:
+        await bulk.close()
         await descriptors.close()
         await metrics.close()
         await bridge.close()
@@ -142,6 +149,7 @@ async def serve(config: BridgeConfig) -> None:
                 "socket": endpoints.socket,
                 "tcp_port": endpoints.tcp_port,
                 "metrics_port": endpoints.metrics_port,
+                "bulk_port": endpoints.bulk_port,
                 "arena_bytes": config.arena_bytes,
                 "epoch": bridge.epoch,
             },
@@ -150,7 +158,7 @@ async def serve(config: BridgeConfig) -> None:
         _log.info("draining", extra={"seconds_max": config.drain_seconds})
 
 
-def _build_server(bridge: Bridge) -> tuple[aio.Server, HealthServicer, int | None]:
+def _build_server(bridge: Bridge, bulk_port: int) -> tuple[aio.Server, HealthServicer, int | None]:
     config = bridge.config
     server = aio.server(
         interceptors=[ErrorInterceptor()],
@@ -178,7 +186,7 @@ def _build_server(bridge: Bridge) -> tuple[aio.Server, HealthServicer, int | Non
         breaker_of=bridge.breakers.of_route,
     )
     add_CatalogServiceServicer_to_server(catalog, server)
-    add_PeerServiceServicer_to_server(PeerServicer(bridge, answers), server)
+    add_PeerServiceServicer_to_server(PeerServicer(bridge, answers, bulk_port=bulk_port), server)
     add_InspectServiceServicer_to_server(InspectServicer(bridge), server)
     healthy: HealthServicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
@@ -210,6 +218,16 @@ async def _start_metrics(metrics: MetricsServer, address: str) -> int | None:
         return await metrics.start(address) if address else None
     except OSError as error:
         raise BindError(f"cannot listen on {address} for metrics: {error.strerror or error}") from error
+
+
+def _start_bulk(bulk: BulkSocketServer, address: str) -> int:
+    if not address:
+        return 0
+    try:
+        bulk.start(address)
+    except OSError as error:
+        raise BindError(f"cannot listen on {address} for bytes: {error.strerror or error}") from error
+    return bulk.port
 
 
 def _add_port(server: aio.Server, address: str) -> int:

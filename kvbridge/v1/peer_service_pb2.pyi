@@ -198,22 +198,26 @@ class PingResponse(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    BULK_PORT_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node's name."""
     epoch: _builtins.int
     """Its boot epoch; another one means that everything it had is gone."""
     draining: _builtins.bool
     """Whether it is shutting down."""
+    bulk_port: _builtins.int
+    """TCP port for the bytes of payloads, at the host where the node answers; 0 if there is none and they come by `Download`."""
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        bulk_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "epoch", b"epoch", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_port", b"bulk_port", "draining", b"draining", "epoch", b"epoch", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,10 +9,10 @@ import pytest
 from tests.network.nodes import Pair, running_pair
 
 
-@pytest.fixture(scope="module", name="module_pair")
-def running_for_the_module() -> Iterator[Pair]:
-    """Run one pair for all tests of a module that leave it as it was."""
-    with running_pair() as pair:
+@pytest.fixture(scope="module", name="module_pair", params=["grpc", "tcp"])
+def running_for_the_module(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Run one pair for all tests of a module that leave it as it was, for each way that bytes can take."""
+    with running_pair(transport=request.param) as pair:
         yield pair
 
 
@@ -25,8 +25,8 @@ def pair(module_pair: Pair) -> Iterator[Pair]:
     module_pair.require_base()
 
 
-@pytest.fixture
-def own_pair() -> Iterator[Pair]:
+@pytest.fixture(params=["grpc", "tcp"])
+def own_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Run a pair whose processes may be killed."""
-    with running_pair() as pair:
+    with running_pair(transport=request.param) as pair:
         yield pair

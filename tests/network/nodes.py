@@ -15,7 +15,7 @@ from kvbridge.wire import decode_reason, decode_tokens
 from tests import builders
 from tests.api import ApiClient
 from tests.harness import BridgeProcess, running_bridge, wait_for
-from tests.network.proxy import Proxy
+from tests.network.proxy import Network, Proxy, free_port
 
 TOKENS = 1024
 PAYLOAD_BYTES = 4 << 20
@@ -51,7 +51,7 @@ class Pair:
 
     owner: BridgeProcess
     puller: BridgeProcess
-    proxy: Proxy
+    proxy: Network
     producer: ApiClient
     consumer: ApiClient
 
@@ -80,14 +80,21 @@ def refusal(part: pb.Part, spec: PayloadSpec | None = None) -> Reason:
 
 
 @contextmanager
-def running_pair(*owner_flags: str) -> Iterator[Pair]:
-    """Run two nodes; the way from the puller to the owner leads through a proxy."""
-    with Proxy() as proxy, running_bridge("--node-id", "owner", *SETTINGS, *owner_flags) as owner:
-        proxy.target_port = owner.tcp_port
-        peers = ("--node-id", "puller", "--peers", f"owner=127.0.0.1:{proxy.port}")
-        with (
-            running_bridge(*peers, *SETTINGS) as puller,
-            ApiClient(owner) as producer,
-            ApiClient(puller) as consumer,
-        ):
-            yield Pair(owner=owner, puller=puller, proxy=proxy, producer=producer, consumer=consumer)
+def running_pair(*owner_flags: str, transport: str = "grpc") -> Iterator[Pair]:
+    """Run two nodes; every way from the puller to the owner leads through a proxy."""
+    with Proxy() as calls, Proxy(free_port()) as bulk:
+        network = Network(calls) if transport == "grpc" else Network(calls, bulk)
+        flags = _bulk_flags(bulk) if transport == "tcp" else ()
+        with running_bridge("--node-id", "owner", *SETTINGS, *flags, *owner_flags) as owner:
+            calls.target_port = owner.tcp_port
+            peers = ("--node-id", "puller", "--peers", f"owner=127.0.0.1:{calls.port}")
+            with (
+                running_bridge(*peers, *SETTINGS) as puller,
+                ApiClient(owner) as producer,
+                ApiClient(puller) as consumer,
+            ):
+                yield Pair(owner=owner, puller=puller, proxy=network, producer=producer, consumer=consumer)
+
+
+def _bulk_flags(bulk: Proxy) -> tuple[str, ...]:
+    return ("--bulk-listen", f"127.0.0.1:{bulk.target_port}", "--bulk-port-told", str(bulk.port))

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 _PIECE_BYTES = 16_384
 _CLOSING_SECONDS_MAX = 10.0
@@ -136,3 +136,53 @@ class Proxy:
 def _shut(one: socket.socket) -> None:
     with suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
+
+
+class Network:
+    """What lies between two nodes: a proxy for calls and, if bytes take another way, one for them."""
+
+    def __init__(self, calls: Proxy, *others: Proxy) -> None:
+        """Treat all alike."""
+        self._calls = calls
+        self._proxies = (calls, *others)
+
+    @property
+    def target_port(self) -> int:
+        """Return where calls are passed on to."""
+        return self._calls.target_port
+
+    @target_port.setter
+    def target_port(self, port: int) -> None:
+        self._calls.target_port = port
+
+    @property
+    def bulk(self) -> Proxy:
+        """Return the proxy for bytes, which is that for calls if there is one way for both."""
+        return self._proxies[-1]
+
+    @property
+    def port(self) -> int:
+        """Return where calls are taken."""
+        return self._calls.port
+
+    @property
+    def passed_bytes(self) -> int:
+        """Return what has come back since `behave`."""
+        return sum(proxy.passed_bytes for proxy in self._proxies)
+
+    def behave(self, **how: Any) -> None:
+        """Behave as `Proxy.behave` says, on every way."""
+        for proxy in self._proxies:
+            proxy.behave(**how)
+
+    def cut(self) -> None:
+        """Break every connection."""
+        for proxy in self._proxies:
+            proxy.cut()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

@@ -43,3 +43,36 @@ def test_a_stream_that_is_too_long_writes_nothing_of_the_last_chunk() -> None:
     with pytest.raises(InvalidFieldError, match="1 bytes beyond"):
         writer.write(memoryview(b"x" * (layout.canonical_bytes(1) + 1)))
     assert not any(slot)
+
+
+@given(builders.geometries(), st.integers(1, 40), st.data())
+def test_what_is_received_in_place_comes_out(geometry: CacheGeometry, capacity: int, data: st.DataObject) -> None:
+    """Bytes that are put straight where `room` says, a few at a time, and others that are written are one stream."""
+    valid_length = data.draw(st.integers(1, capacity))
+    layout = slot_layout(geometry, capacity)
+    total = layout.canonical_bytes(valid_length)
+    content = np.random.default_rng(total).bytes(total)
+    slot = memoryview(bytearray(layout.slot_bytes))
+    writer = SlotWriter(slot, layout, valid_length)
+    position = 0
+    while position < total:
+        room = writer.room()
+        offered = sum(view.nbytes for view in room)
+        assert 0 < offered <= writer.remaining_bytes == total - position
+        count = data.draw(st.integers(min(offered, total // 20 + 1), offered))
+        if data.draw(st.booleans()):
+            writer.write(memoryview(content)[position : position + count])
+        else:
+            _scatter(memoryview(content)[position : position + count], room)
+            writer.advance(count)
+        position += count
+    assert not writer.room()
+    chunks = canonical_chunks(slot, layout, valid_length, chunk_bytes=1000)
+    assert b"".join(bytes(piece) for pieces in chunks for piece in pieces) == content
+
+
+def _scatter(piece: memoryview, room: list[memoryview]) -> None:
+    for view in room:
+        count = min(view.nbytes, piece.nbytes)
+        view[:count] = piece[:count]
+        piece = piece[count:]

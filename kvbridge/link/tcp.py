@@ -1,0 +1,189 @@
+"""Bytes of payloads over plain TCP sockets: straight out of one arena, straight into the other.
+
+1. A connection carries one payload. The node that pulls sends one request with the token of its lease, which nobody can
+   guess; the owner answers with the length and then the canonical bytes, or closes the connection.
+2. Nothing waits for one side to keep something for the other: the kernel's socket buffers are the window, and whoever
+   gives up closes its socket, which the other one notices.
+3. Memory may change hands whenever the event loop turns. So every look at memory (`room`, `views`) and the one system
+   call that touches it happen between two awaits; waiting is for the socket alone, never for memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from kvbridge.core.errors import InvalidFieldError
+from kvbridge.link.port import Sink, TransferFailedError
+
+MAGIC = b"KVBRIDGE-BULK/1\n"
+"""How every request starts."""
+REQUEST_PART_BYTES_MAX = 512
+"""Longest client name, and longest token."""
+VIEWS_MAX = 512
+"""Most pieces of memory in one system call; the kernel takes 1024."""
+_HEAD = struct.Struct("<16sHH")
+_LENGTH = struct.Struct("<Q")
+_TURN_BYTES = 4 << 20
+"""After so many bytes without a pause other work gets its turn."""
+
+
+class Source(Protocol):
+    """What is sent, piece by piece."""
+
+    def views(self) -> Sequence[memoryview]:
+        """Return the next bytes, good until the next await; none at the end; raises if the lease is gone."""
+
+    def advance(self, nbytes: int) -> None:
+        """Go on behind so many of them."""
+
+
+async def connect(host: str, port: int, *, seconds_max: float) -> socket.socket | None:
+    """Return a connection to another node's port for bytes, or None if there is none to be had."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(seconds_max):
+            for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                connection = socket.socket(family, kind, protocol)
+                connection.setblocking(False)  # noqa: FBT003 - it takes no name
+                try:
+                    await loop.sock_connect(connection, address)
+                except OSError:
+                    connection.close()
+                except BaseException:
+                    connection.close()
+                    raise
+                else:
+                    return connection
+    except (OSError, TimeoutError):
+        pass
+    return None
+
+
+async def receive(connection: socket.socket, client_name: str, lease_token: str, sink: Sink) -> None:
+    """Bring a leased payload over into `sink`.
+
+    Raises:
+        TransferFailedError: the owner refused, or the stream broke off or is of another length than the sink.
+        BridgeError: the sink takes no more.
+    """
+    loop = asyncio.get_running_loop()
+    name, token = client_name.encode(), lease_token.encode()
+    try:
+        await loop.sock_sendall(connection, _HEAD.pack(MAGIC, len(name), len(token)) + name + token)
+        [length] = _LENGTH.unpack(await _read(connection, _LENGTH.size))
+        if length != sink.remaining_bytes:
+            raise TransferFailedError(f"the owner sends {length} bytes where {sink.remaining_bytes} are missing")
+        await _move(lambda: _receive_once(connection, sink), lambda: _readable(connection))
+    except OSError as error:
+        raise TransferFailedError(f"the stream of bytes broke off: {error.strerror or error}") from error
+
+
+async def read_request(connection: socket.socket) -> tuple[str, str]:
+    """Return the client name and the lease token that a node that has just connected asks with.
+
+    Raises:
+        InvalidFieldError: it asks for nothing that makes sense.
+        OSError: it went away.
+        TransferFailedError: it said too little.
+    """
+    magic, *lengths = _HEAD.unpack(await _read(connection, _HEAD.size))
+    if magic != MAGIC or any(not 0 < length <= REQUEST_PART_BYTES_MAX for length in lengths):
+        raise InvalidFieldError("request", "is none for the bytes of a payload")
+    parts = [await _read(connection, length) for length in lengths]
+    try:
+        name, token = (part.decode("ascii") for part in parts)
+    except UnicodeDecodeError as error:
+        raise InvalidFieldError("request", "holds what is not ASCII") from error
+    return name, token
+
+
+async def send(connection: socket.socket, length: int, source: Source, *, look_seconds: float) -> None:
+    """Send a payload of `length` bytes; while the other side takes nothing the lease is looked at regularly.
+
+    Raises:
+        OSError: the other side went away.
+        BridgeError: the lease is gone.
+    """
+    await asyncio.get_running_loop().sock_sendall(connection, _LENGTH.pack(length))
+
+    async def wait() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(look_seconds):
+                await _writable(connection)
+
+    await _move(lambda: _send_once(connection, source), wait)
+
+
+async def _move(step: Callable[[], int | None], wait: Callable[[], Awaitable[None]]) -> None:
+    """Repeat a step until it says 0, the end; None says that it has to wait."""
+    in_a_row = 0
+    while (moved := step()) != 0:
+        if moved is None:
+            await wait()
+            in_a_row = 0
+            continue
+        in_a_row += moved
+        if in_a_row >= _TURN_BYTES:
+            await asyncio.sleep(0)
+            in_a_row = 0
+
+
+def _receive_once(connection: socket.socket, sink: Sink) -> int | None:
+    room = sink.room()
+    if not room:
+        return 0
+    try:
+        nbytes = connection.recvmsg_into(room[:VIEWS_MAX])[0]
+    except BlockingIOError:
+        return None
+    if not nbytes:
+        raise TransferFailedError(f"the stream ended {sink.remaining_bytes} bytes before the end of the payload")
+    sink.advance(nbytes)
+    return nbytes
+
+
+def _send_once(connection: socket.socket, source: Source) -> int | None:
+    views = source.views()
+    if not views:
+        return 0
+    try:
+        nbytes = connection.sendmsg(views[:VIEWS_MAX])
+    except BlockingIOError:
+        return None
+    source.advance(nbytes)
+    return nbytes
+
+
+async def _read(connection: socket.socket, nbytes: int) -> bytes:
+    read = b""
+    while len(read) < nbytes:
+        piece = await asyncio.get_running_loop().sock_recv(connection, nbytes - len(read))
+        if not piece:
+            raise TransferFailedError("the other side closed the connection")
+        read += piece
+    return read
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connection)
+
+
+async def _writable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_writer(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(connection)

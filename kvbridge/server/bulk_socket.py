@@ -1,0 +1,138 @@
+"""The port for bytes of payloads that other nodes pull over plain TCP; `kvbridge.link.tcp` says how."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kvbridge.core.errors import BridgeError
+from kvbridge.core.layout import slot_layout
+from kvbridge.link import tcp
+from kvbridge.node.bridge import Bridge
+from kvbridge.node.identity import Client
+from kvbridge.node.streams import canonical_chunks
+
+CONNECTIONS_MAX = 256
+"""Most connections at once; more are closed at once, and their nodes come by gRPC."""
+_REQUEST_SECONDS_MAX = 5.0
+_LOOK_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class BulkSocketServer:
+    """Sends leased payloads."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        """Send from the memory of `bridge`."""
+        self.port = 0
+        self._bridge = bridge
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        """Show how many are sent."""
+        return f"<BulkSocketServer at port {self.port}: {len(self._tasks)} tasks>"
+
+    def start(self, address: str) -> None:
+        """Listen on HOST:PORT.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        self._listener = socket.create_server(
+            (host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
+        self._listener.setblocking(False)  # noqa: FBT003 - it takes no name
+        self.port = self._listener.getsockname()[1]
+        self._begin(self._accept(self._listener))
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:  # Such as no descriptor left: whoever asked comes by gRPC.
+                _log.warning("a connection for bytes could not be accepted", extra={"problem": str(error)})
+                await asyncio.sleep(_LOOK_SECONDS)
+                continue
+            if len(self._tasks) > CONNECTIONS_MAX:
+                connection.close()
+                continue
+            self._begin(self._serve(connection))
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                async with asyncio.timeout(_REQUEST_SECONDS_MAX):
+                    name, token = await tcp.read_request(connection)
+                source = LeasedSource(self._bridge, self._bridge.sessions.identify(name), token)
+                await tcp.send(connection, source.remaining_bytes, source, look_seconds=_LOOK_SECONDS)
+            except (BridgeError, OSError, TimeoutError) as error:
+                # The other node finds its connection closed, and the lease answers everything else.
+                _log.info("a stream of bytes ended early", extra={"problem": str(error)})
+
+
+class LeasedSource:
+    """The canonical bytes of a leased payload; a `tcp.Source`."""
+
+    def __init__(self, bridge: Bridge, client: Client, token: str) -> None:
+        """Begin at the first byte.
+
+        Raises:
+            UnknownReferenceError: the lease is not live.
+            NotYoursError: it belongs to another client.
+        """
+        self._bridge = bridge
+        self._client = client
+        self._token = token
+        payload, slot = bridge.payload_of_lease(client, token)
+        descriptor = payload.descriptor
+        assert descriptor is not None, payload
+        layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
+        self.remaining_bytes = layout.canonical_bytes(descriptor.valid_length)
+        self._chunks = canonical_chunks(slot, layout, descriptor.valid_length, chunk_bytes=bridge.config.chunk_bytes)
+        self._pieces: list[memoryview] = []
+
+    def views(self) -> Sequence[memoryview]:
+        """Look at the lease and return the next bytes; none at the end.
+
+        Raises:
+            UnknownReferenceError: the lease is not live any more.
+        """
+        self._bridge.payload_of_lease(self._client, self._token)
+        if not self._pieces:
+            with suppress(StopIteration):
+                self._pieces = next(self._chunks)
+        return self._pieces
+
+    def advance(self, nbytes: int) -> None:
+        """Go on behind so many bytes."""
+        self.remaining_bytes -= nbytes
+        self._bridge.traffic.downloaded_bytes += nbytes
+        whole = 0
+        while whole < len(self._pieces) and self._pieces[whole].nbytes <= nbytes:
+            nbytes -= self._pieces[whole].nbytes
+            whole += 1
+        self._pieces = self._pieces[whole:]
+        if nbytes:
+            self._pieces[0] = self._pieces[0][nbytes:]
