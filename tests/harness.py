@@ -30,8 +30,14 @@ ARENA_BYTES = 64 << 20
 class BridgeProcess:
     """A `kvbridge serve` process."""
 
-    def __init__(self, directory: str, flags: Sequence[str] = (), *, prefix: Sequence[str] = ()) -> None:
-        """Start it with sockets in `directory`, by the command `prefix` if there is one, and wait until it serves."""
+    def __init__(
+        self, directory: str, flags: Sequence[str] = (), *, prefix: Sequence[str] = (), module: str = "kvbridge"
+    ) -> None:
+        """Start it with sockets in `directory`, by the command `prefix` if there is one, and wait until it serves.
+
+        Another `module` than kvbridge's own is a bridge that differs in something.
+        """
+        self._module = module
         self._prefix = tuple(prefix)
         self.socket = str(Path(directory, "bridge.sock"))
         self.descriptor_socket = descriptor_socket_path(self.socket)
@@ -63,7 +69,7 @@ class BridgeProcess:
             *self._prefix,
             sys.executable,
             "-m",
-            "kvbridge",
+            self._module,
             "serve",
             "--socket",
             self.socket,
@@ -121,10 +127,10 @@ class BridgeProcess:
 
 
 @contextmanager
-def running_bridge(*flags: str, prefix: Sequence[str] = ()) -> Iterator[BridgeProcess]:
+def running_bridge(*flags: str, prefix: Sequence[str] = (), module: str = "kvbridge") -> Iterator[BridgeProcess]:
     """Run a bridge process with extra `flags` for as long as the context lasts."""
     with tempfile.TemporaryDirectory(prefix="kvb-") as directory:
-        bridge = BridgeProcess(directory, flags, prefix=prefix)
+        bridge = BridgeProcess(directory, flags, prefix=prefix, module=module)
         try:
             yield bridge
         finally:

@@ -216,8 +216,19 @@ def _while_its_leases_come_home(_: Scene) -> pb.Part:
     return part
 
 
+@provokes(Reason.FORMAT_UNSUPPORTED)
+def _of_a_later_release(_: Scene) -> pb.Part:
+    with running_bridge(module="tests.future_bridge") as bridge:
+        later = Scene(bridge)
+        spec = later.spec()
+        later.producer.publish(spec)
+        assert later.consumer.acquire(spec, format_version_max=2).WhichOneof("directive") == "kv"
+        part = later.consumer.acquire(spec, format_version_max=1)
+        later.close()
+    return part
+
+
 ELSEWHERE = {
-    Reason.FORMAT_UNSUPPORTED: "there is one format so far, so that only the gate's own tests can ask for another",
     Reason.TRANSFER_TIMEOUT: "it takes a payload of gigabytes, in test_deadlines",
     Reason.TRANSFER_FAILED: "it takes two nodes and a network between them that fails, in tests/network/test_pulls.py",
 }
