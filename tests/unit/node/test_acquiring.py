@@ -97,6 +97,23 @@ class Desk:
         route = Route(name="e", edge="e", overrides=PolicyOverrides(**policy))
         self.bridge.catalog.change(lambda catalog: catalog.with_route(route))
 
+    async def half_open(self) -> None:
+        """Trip the route of the edge `e`, and let its first trial succeed."""
+        self.route(breaker=BreakerOverrides(samples_min=1, open_seconds=0.001, trials=2))
+        answer = await self.acquire("0", edge="e")
+        self.release(answer.parts[0])
+        self.bridge.reports.take(self.consumer, Report(handoff_id=answer.handoff_id, outcome=BAD))
+        assert self.bridge.breakers.of_route("e")[0] == BreakerState.OPEN
+        await asyncio.sleep(0.001)  # A whole bridge has no clock to turn by hand.
+        self.release((await self.acquire("0", edge="e")).parts[0])
+        assert self.newest.parts[0].trial
+        self.route(breaker=BreakerOverrides(samples_min=1, open_seconds=1000.0, trials=2))
+
+    def release(self, part: Leased | Fallback) -> None:
+        """Give a lease back."""
+        assert isinstance(part, Leased)
+        self.bridge.release(self.consumer, [part.grant.token])
+
     @property
     def leases(self) -> int:
         """Return how many leases are live."""
@@ -124,29 +141,20 @@ def reasons(answer: HandoffAnswer) -> list[Reason | None]:
 
 
 async def test_an_acquire_that_meets_a_limit_leaves_nothing() -> None:
-    """The lease of a part that was decided already goes back, and so does the trial that the other one was."""
+    """The lease of a part that was decided already goes back, and so does the trial that a part was."""
     desk = Desk(references_per_client_max=1)
     await desk.publish_pieces(2)
     with pytest.raises(LimitExceededError):
         await desk.acquire("0", "1")
     assert desk.leases == 0
-    desk.route(breaker=BreakerOverrides(samples_min=1, open_seconds=0.001, trials=1))
-    answer = await desk.acquire("0", edge="e")
-    [leased] = answer.parts
-    assert isinstance(leased, Leased)
-    desk.bridge.release(desk.consumer, [leased.grant.token])
-    desk.bridge.reports.take(desk.consumer, Report(handoff_id=answer.handoff_id, outcome=BAD))
-    assert desk.bridge.breakers.of_route("e")[0] != BreakerState.CLOSED
-    await asyncio.sleep(0.002)  # No clock to turn by hand in a whole bridge: the trial is free from then on.
+    await desk.half_open()
     [held] = (await desk.acquire("0")).parts
-    assert isinstance(held, Leased)
     with pytest.raises(LimitExceededError):
         await desk.acquire("0", edge="e")
     assert desk.leases == 1
-    desk.bridge.release(desk.consumer, [held.grant.token])
-    answer = await desk.acquire("0", edge="e")
-    assert reasons(answer) == [None]
-    assert desk.newest.parts[0].trial
+    desk.release(held)
+    assert reasons(await desk.acquire("0", edge="e")) == [None]
+    assert desk.newest.parts[0].trial, "the one before it made room, long before it would have been given up"
     await desk.bridge.close()
 
 
@@ -180,9 +188,8 @@ async def test_an_acquire_that_is_cancelled_leaves_only_the_check(desk: Desk) ->
     may_check = threading.Event()
     desk.bridge._verifier._executor.submit(may_check.wait, 60)
     waiting = asyncio.ensure_future(desk.acquire("0", verification=Verification.DIGEST))
-    await asyncio.sleep(0)  # The acquire runs up to its wait, and then the check up to its own.
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    for _ in range(10):  # The acquire runs up to its wait, and then the check up to its own.
+        await asyncio.sleep(0)
     assert desk.leases == 2
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
