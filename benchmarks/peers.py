@@ -146,13 +146,17 @@ def _receive(connection: socket.socket, target: memoryview) -> None:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"{'MiB':>6} {'by':>5} {'pull ms':>9} {'GB/s':>7} {'to memcpy':>10} {'to socket':>10} {'socket GB/s':>12}"]
-    lines += [
-        f"{row['bytes'] / MIB:>6.0f} {row['transport']:>5} {row['pull_seconds'] * 1e3:>9.2f} {row['pull_bytes_per_second'] / 1e9:>7.2f} "
-        f"{row['pull_ratio_to_memcpy']:>10.3f} {row['pull_ratio_to_socket']:>10.3f} "
-        f"{row['socket_bytes_per_second'] / 1e9:>12.2f}"
-        for row in rows
-    ]
+    lines += [_line(row) for row in rows]
     return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> str:
+    speeds = (row["pull_bytes_per_second"] / 1e9, row["pull_ratio_to_memcpy"], row["pull_ratio_to_socket"])
+    return (
+        f"{row['bytes'] / MIB:>6.0f} {row['transport']:>5} {row['pull_seconds'] * 1e3:>9.2f} "
+        "{:>7.2f} {:>10.3f} {:>10.3f} ".format(*speeds)
+        + f"{row['socket_bytes_per_second'] / 1e9:>12.2f}"
+    )
 
 
 if __name__ == "__main__":

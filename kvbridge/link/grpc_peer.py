@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 from collections.abc import Mapping
@@ -100,8 +101,12 @@ class GrpcPeer:
         if connection is None:
             await self._pull_by_grpc(lease_token, sink, seconds_max=seconds_max)
             return
-        with connection:
-            await tcp.receive(connection, self._client_name, lease_token, sink)
+        try:
+            with connection:
+                async with asyncio.timeout(seconds_max):
+                    await tcp.receive(connection, self._client_name, lease_token, sink)
+        except TimeoutError as error:
+            raise TransferFailedError(f"the bytes from node {self._node_id!r} took too long") from error
 
     async def _connect_bulk(self) -> socket.socket | None:
         host = self._target.rpartition(":")[0].strip("[]")

@@ -14,6 +14,8 @@ CLIENT_FIELD = "kvbridge-client"
 """The metadata entry that names the client."""
 SESSION_PREFIX = "session."
 """Starts every session token, so that a client's own name is never taken for one."""
+PEER_PREFIX = "node."
+"""Starts the name under which a node calls other nodes."""
 _SESSION_TOKEN_BYTES = 24
 _CLIENT_NAME_CHARACTERS_MIN = 16
 _CLIENT_NAME_CHARACTERS_MAX = 128

@@ -16,6 +16,7 @@ from grpc import aio
 from kvbridge.core.errors import InvalidFieldError, TooLateError
 from kvbridge.core.layout import slot_layout
 from kvbridge.node.bridge import Bridge
+from kvbridge.node.identity import PEER_PREFIX
 from kvbridge.node.streams import canonical_chunks
 from kvbridge.node.upload import Upload
 from kvbridge.server.answers import Answers
@@ -96,7 +97,8 @@ class BulkServicer:
             self._bridge.payload_of_lease(client, wanted.lease_token)
             self._bridge.traffic.downloaded_bytes += sum(piece.nbytes for piece in pieces)
             yield encode_chunk(pieces, DOWNLOAD_CHUNK_TAG)
-        if not wanted.offset_bytes:
+        # What another node takes says how far away that is, not what consumers by value have to wait for.
+        if not wanted.offset_bytes and not client.client_id.startswith(PEER_PREFIX):
             self._bridge.costs.record_download(total_bytes, time.perf_counter() - began_at)
 
 

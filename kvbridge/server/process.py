@@ -25,6 +25,7 @@ from kvbridge.memory.descriptor_port import DescriptorSocketLimits
 from kvbridge.memory.descriptor_socket import DescriptorServer
 from kvbridge.node.attachments import AttachmentPort
 from kvbridge.node.bridge import Bridge
+from kvbridge.node.identity import PEER_PREFIX
 from kvbridge.observe.metrics_server import MetricsServer
 from kvbridge.server.answers import Answers
 from kvbridge.server.bulk import BulkServicer
@@ -90,7 +91,8 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         CatalogFileError: the catalog's file holds what cannot run.
     """
     Path(config.socket).parent.mkdir(mode=_PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
-    name = f"node.{config.node_id[:_NODE_ID_CHARACTERS_SHOWN]}.{secrets.token_urlsafe(_NODE_NAME_BYTES)}"
+    shown = config.node_id[:_NODE_ID_CHARACTERS_SHOWN]
+    name = f"{PEER_PREFIX}{shown}.{secrets.token_urlsafe(_NODE_NAME_BYTES)}"
     peers = StaticPeers(config.peer_targets(), client_name=name)
     bridge = Bridge(config, peers=peers)
     metrics = MetricsServer(bridge.observation.metrics, is_serving=lambda: not bridge.draining)
