@@ -109,14 +109,17 @@ def ask(bridge: Bridge, key: str, **options: Any) -> Handoff:
     return bridge.acquire(key, **{**arguments, **options})
 
 
-def read(handoff: Handoff) -> Read:
+def read(handoff: Handoff, *, of: str = "") -> Read:
     """Copy everything, accept it only if the handoff is valid afterwards, and then judge every byte.
+
+    `of` is the key that the producer gave, if it was asked for by another name.
 
     Raises:
         WrongBytesError: what was accepted is not what was sealed, or the text is not the key's.
     """
+    key = of or handoff.key
     if handoff.kv is None:
-        if handoff.text != text_of(handoff.key):
+        if handoff.text != text_of(key):
             raise WrongBytesError(f"{handoff!r} gave the text {handoff.text!r}")
         return Read(accepted=False, reason=handoff.reason)
     copies = [tuple(array.copy() for array in handoff.numpy_layer(layer)) for layer in range(LAYERS)]
@@ -124,13 +127,13 @@ def read(handoff: Handoff) -> Read:
         return Read(accepted=False, reason=handoff.reason)
     [seed, *_], tokens = handoff.tokens or [], handoff.valid_length
     for layer, pair in enumerate(copies):
-        for found, wanted in zip(pair, layer_values(handoff.key, seed, layer, tokens), strict=True):
+        for found, wanted in zip(pair, layer_values(key, seed, layer, tokens), strict=True):
             if found.tobytes() != wanted.tobytes():
-                raise WrongBytesError(f"layer {layer} of {handoff.key!r} is not what was sealed")
+                raise WrongBytesError(f"layer {layer} of {key!r} is not what was sealed")
     return Read(accepted=True, reason=None)
 
 
-def ask_and_read(bridge: Bridge, key: str, **options: Any) -> Read:
+def ask_and_read(bridge: Bridge, key: str, *, of: str = "", **options: Any) -> Read:
     """Ask for a payload, read it and give it back."""
-    with ask(bridge, key, **options) as handoff:
-        return read(handoff)
+    with ask(bridge, key, **{"text": text_of(of or key), **options}) as handoff:
+        return read(handoff, of=of)
