@@ -205,10 +205,11 @@ class Bridge:
             self.containment.quarantines.reserved(client, grant, spec)
         return grant
 
-    async def commit(self, client: Client, token: str, seal: Seal) -> Committed | Rejected:
+    async def commit(self, client: Client, token: str, seal: Seal, *, digested: bool = False) -> Committed | Rejected:
         """Seal what was written, check it, and make it available.
 
-        The check goes on if the caller goes away meanwhile.
+        The check goes on if the caller goes away meanwhile. `digested` says that the node itself has compared the
+        digests with what it wrote.
 
         Raises:
             InvalidFieldError: lengths, tokens or digests are missing or disagree.
@@ -228,7 +229,9 @@ class Bridge:
                 layer_digests=seal.layer_digests,
                 verification=seal.verification,
             )
-        return await self._background.run(self._sealing.verify_and_finish(tenancy, payload, hold=seal.hold))
+        return await self._background.run(
+            self._sealing.verify_and_finish(tenancy, payload, hold=seal.hold, digested=digested)
+        )
 
     def abort(self, client: Client, token: str) -> None:
         """Give a reservation back; errors as for `commit`."""

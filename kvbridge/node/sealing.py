@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvbridge.core.descriptor import Verification
 from kvbridge.core.ledger import Committed, Payload, Rejected
 from kvbridge.node.check_costs import CheckCosts
 from kvbridge.node.probes import Probes
@@ -34,12 +35,20 @@ class Sealing:
         self._quarantines = quarantines
         self._traffic = traffic
 
-    async def verify_and_finish(self, tenancy: Tenancy, payload: Payload, *, hold: bool) -> Committed | Rejected:
-        """Check a payload that is being committed, and end its verification either way; must not be cancelled."""
+    async def verify_and_finish(
+        self, tenancy: Tenancy, payload: Payload, *, hold: bool, digested: bool = False
+    ) -> Committed | Rejected:
+        """Check a payload that is being committed, and end its verification either way; must not be cancelled.
+
+        One whose bytes were `digested` as they came, and found to be what was sealed, is not read again for that.
+        """
         assert payload.descriptor is not None, payload
         descriptor, slot = payload.descriptor, tenancy.slot(payload.slot)
-        with self._costs.timed((tenancy.tenant, payload.payload_id), descriptor, descriptor.verified):
-            finding = await self._verifier.check(slot, descriptor, level=descriptor.verified, zero_padding=True)
+        if digested and descriptor.verified is Verification.DIGEST:
+            finding = await self._verifier.check(slot, descriptor, level=Verification.NONE, zero_padding=True)
+        else:
+            with self._costs.timed((tenancy.tenant, payload.payload_id), descriptor, descriptor.verified):
+                finding = await self._verifier.check(slot, descriptor, level=descriptor.verified, zero_padding=True)
         failure = finding.failure or await self._probes.check((tenancy.tenant, payload.payload_id), descriptor, slot)
         with tenancy.ledger() as ledger:
             outcome = ledger.finish_commit(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import groupby
+
+import xxhash
 
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.layout import SlotLayout
@@ -66,6 +69,34 @@ class SlotWriter:
     def _next(self) -> memoryview:
         place = next(self._places)
         return self._slot[place.offset_bytes : place.offset_bytes + place.length_bytes]
+
+
+class StreamDigests:
+    """Digests the layers of a stream of canonical bytes as they come, while the processor still has them at hand."""
+
+    def __init__(self, layout: SlotLayout, valid_length: int) -> None:
+        """Start at the first canonical byte."""
+        self._lengths = _layer_lengths(layout, valid_length)
+        self._missing = next(self._lengths)
+        self._digest = xxhash.xxh3_128()
+        self.done: list[bytes] = []
+        """The digests of the layers that have come whole, in order."""
+
+    def update(self, piece: memoryview) -> None:
+        """Take the next bytes, which must not go beyond the end."""
+        while piece.nbytes:
+            count = min(piece.nbytes, self._missing)
+            self._digest.update(piece[:count])
+            self._missing, piece = self._missing - count, piece[count:]
+            if not self._missing:
+                self.done.append(self._digest.digest())
+                self._digest.reset()
+                self._missing = next(self._lengths, 0)
+
+
+def _layer_lengths(layout: SlotLayout, valid_length: int) -> Iterator[int]:
+    for _, regions in groupby(layout.regions, key=lambda region: region.layer):
+        yield sum(region.strip_count * region.stored_strip_bytes(valid_length) for region in regions)
 
 
 def canonical_chunks(

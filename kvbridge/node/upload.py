@@ -92,8 +92,8 @@ class Upload:
         if ttl_seconds is None:
             raise UnknownReferenceError("chunk", "the upload was too slow and its reservation has expired")
 
-    async def finish(self, seal: Seal) -> Committed | Rejected:
-        """Seal and check what was written; errors as for `Bridge.commit`.
+    async def finish(self, seal: Seal, *, digested: bool = False) -> Committed | Rejected:
+        """Seal and check what was written; arguments and errors as for `Bridge.commit`.
 
         Raises:
             InvalidFieldError: fewer bytes came than were declared, or the seal names another valid length.
@@ -107,7 +107,7 @@ class Upload:
                 "finish.valid_length", f"is {seal.valid_length}, but {self._valid_length} tokens were sent"
             )
         outcome = await self._bridge.commit(
-            self._client, self._grant.token, replace(seal, valid_length=self._valid_length)
+            self._client, self._grant.token, replace(seal, valid_length=self._valid_length), digested=digested
         )
         self._open = False
         return outcome

@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 from kvbridge.core.descriptor import PayloadSpec, Verification
 from kvbridge.core.errors import BridgeError, InvalidFieldError, MemoryExhaustedError, UnknownReferenceError
 from kvbridge.core.handoff_reference import HandoffReference
+from kvbridge.core.layout import SlotLayout, slot_layout
 from kvbridge.core.ledger import Grant, Rejected
 from kvbridge.core.reasons import Reason
 from kvbridge.link.port import Opened, OwnerUnreachableError, Peer
@@ -30,6 +31,7 @@ from kvbridge.node.costs import CostKeeper
 from kvbridge.node.foreign import Foreign, closed, opened, unfit, unheard
 from kvbridge.node.identity import Client
 from kvbridge.node.incarnations import Incarnations
+from kvbridge.node.streams import StreamDigests
 from kvbridge.node.upload import Upload
 from kvbridge.wire import Seal
 
@@ -195,7 +197,7 @@ class Visit:
         with self._visitor.new_upload(self._client, spec, length) as upload:
             renewing = asyncio.get_running_loop().create_task(self._renew(answer))
             try:
-                await self._write(upload, answer.lease_token)
+                digests = await self._write(upload, answer.lease_token, StreamDigests(_layout(spec), length))
             finally:
                 renewing.cancel()
                 await asyncio.wait({renewing})
@@ -206,7 +208,8 @@ class Visit:
                     layer_digests=answer.descriptor.layer_digests,
                     verification=Verification.DIGEST,
                     hold=True,
-                )
+                ),
+                digested=tuple(digests.done) == answer.descriptor.layer_digests,
             )
         if isinstance(outcome, Rejected):
             quarantined = outcome.reason is Reason.QUARANTINED
@@ -214,14 +217,15 @@ class Visit:
         self._hold = outcome.hold
         return None
 
-    async def _write(self, upload: Upload, lease_token: str) -> None:
+    async def _write(self, upload: Upload, lease_token: str, digests: StreamDigests) -> StreamDigests:
         assert self._peer is not None, self
         limits = self._visitor.limits
         began_at = time.perf_counter()
-        watched = _Watched(upload, limits.stall_seconds_max)
+        watched = _Watched(upload, digests, limits.stall_seconds_max)
         try:
             async with watched.stall:
                 await self._peer.pull(lease_token, watched, seconds_max=limits.pull_seconds_max)
+                return digests
         finally:
             # What broke off because it was too slow says so, too; otherwise every hurried caller would begin it anew.
             if watched.nbytes:
@@ -235,11 +239,17 @@ class Visit:
             await self._peer.renew(answer.lease_token, seconds_max=self._visitor.limits.stall_seconds_max)
 
 
-class _Watched:
-    """An upload whose bytes must keep coming; a `Sink`."""
+def _layout(spec: PayloadSpec) -> SlotLayout:
+    return slot_layout(spec.geometry, spec.capacity_tokens)
 
-    def __init__(self, upload: Upload, stall_seconds_max: float) -> None:
+
+class _Watched:
+    """An upload whose bytes must keep coming and are digested as they do; a `Sink`."""
+
+    def __init__(self, upload: Upload, digests: StreamDigests, stall_seconds_max: float) -> None:
         """Count from now on."""
+        self._digests = digests
+        self._room: list[memoryview] = []
         self.nbytes = 0
         self._upload = upload
         self._stall_seconds_max = stall_seconds_max
@@ -255,16 +265,24 @@ class _Watched:
     def write(self, chunk: memoryview) -> None:
         """Copy the next bytes to their places; errors as for `Upload.write`."""
         self._upload.write(chunk)
+        self._digests.update(chunk)
         self._came(chunk.nbytes)
 
     def room(self) -> list[memoryview]:
         """Return the places of the next bytes; errors as for `Upload.room`."""
-        return self._upload.room()
+        self._room = self._upload.room()
+        return self._room
 
     def advance(self, nbytes: int) -> None:
         """Note that so many bytes were written to where `room` said."""
         self._upload.advance(nbytes)
         self._came(nbytes)
+        for view in self._room:
+            piece = view[:nbytes]
+            self._digests.update(piece)
+            nbytes -= piece.nbytes
+            if not nbytes:
+                return
 
     def _came(self, nbytes: int) -> None:
         self.nbytes += nbytes

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.geometry import CacheGeometry
 from kvbridge.core.layout import slot_layout
-from kvbridge.node.streams import SlotWriter, canonical_chunks
+from kvbridge.node.streams import SlotWriter, StreamDigests, canonical_chunks
 from tests import builders
 
 
@@ -76,3 +79,29 @@ def _scatter(piece: memoryview, room: list[memoryview]) -> None:
         count = min(view.nbytes, piece.nbytes)
         view[:count] = piece[:count]
         piece = piece[count:]
+
+
+@given(builders.geometries(), st.integers(1, 40), st.integers(1, 5000), st.data())
+def test_layers_are_digested_as_they_come(
+    geometry: CacheGeometry, capacity: int, piece_bytes: int, data: st.DataObject
+) -> None:
+    """However the stream is cut, each layer's digest is that of its own canonical bytes, and no layer is done early."""
+    valid_length = data.draw(st.integers(1, capacity))
+    layout = slot_layout(geometry, capacity)
+    content = np.random.default_rng(capacity).bytes(layout.canonical_bytes(valid_length))
+    lengths = [
+        sum(
+            region.strip_count * region.stored_strip_bytes(valid_length)
+            for region in layout.regions
+            if region.layer == layer
+        )
+        for layer in geometry.layers
+    ]
+    ends = list(accumulate(lengths))
+    wanted = [xxhash.xxh3_128_digest(content[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+    digests = StreamDigests(layout, valid_length)
+    for start in range(0, len(content), piece_bytes):
+        digests.update(memoryview(content)[start : start + piece_bytes])
+        whole = sum(end <= start + piece_bytes for end in ends)
+        assert digests.done == wanted[:whole]
+    assert digests.done == wanted
