@@ -256,7 +256,10 @@ def _connect(path: str, timeout_seconds: float) -> socket.socket:
     A non-blocking connect fails at once when the queue is full, and unlike with TCP there is nothing to poll for. So
     the socket blocks, and the kernel's own send timeout bounds it.
     """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:  # This process has too many files open.
+        raise NodeUnreachableError(f"there is no socket to reach the node at {path} by: {error}") from error
     try:
         seconds, fraction = divmod(max(timeout_seconds, 1e-6), 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(fraction * 1e6)))

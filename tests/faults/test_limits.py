@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import socket
 from collections import Counter
@@ -86,6 +87,45 @@ def test_a_descriptor_table_that_is_full() -> None:
         bystander.assert_served()
         bystander.assert_base()
         bystander.close()
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+@pytest.mark.parametrize("by_value", [False, True])
+def test_a_client_whose_descriptor_table_is_full(at_patient: Bystander, room: int, by_value: bool) -> None:
+    """It has the text, or the cache if that fits, and never an exception; later the same object has the cache."""
+    target = at_patient.process.tcp_target if by_value else at_patient.process.target
+    slot = contents.publish(at_patient.bridge, "table", 1)
+    with connect(target) as crowded:
+        with _full_table(room):
+            found = contents.ask_and_read(crowded, "table", timeout=1.0)
+            assert found.accepted or found.reason is Reason.BRIDGE_UNREACHABLE
+            published = contents.publish(crowded, "table/2", 1, timeout=1.0)
+            assert published.published or published.reason is Reason.BRIDGE_UNREACHABLE
+            published.release()
+        assert contents.ask_and_read(crowded, "table").accepted
+    slot.release()
+    at_patient.assert_base()
+
+
+@contextmanager
+def _full_table(room: int) -> Iterator[None]:
+    """Leave this process room for so few descriptors while the context lasts."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    filling: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                filling.append(os.open(os.devnull, os.O_RDONLY))
+        for descriptor in filling[:room]:
+            os.close(descriptor)
+        del filling[:room]
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in filling:
+            os.close(descriptor)
 
 
 # The disk

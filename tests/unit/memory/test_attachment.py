@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -208,6 +209,19 @@ def test_without_a_node_opening_fails_at_once(tmp_path: Path, *, occupied: bool)
         (tmp_path / "s").write_text("no socket")
     with pytest.raises(NodeUnreachableError):
         Attachment.open(tmp_path / "s", WAIT_SECONDS)
+
+
+def test_a_process_that_may_open_no_more_files_reaches_no_node(served: Served) -> None:
+    """It is told so as it is told that there is no node, and reaches it once there is room again."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(NodeUnreachableError, match="Too many open files"):
+            Attachment.open(served.path, WAIT_SECONDS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with attached(served) as attachment:
+        assert attachment.epoch == EPOCH
 
 
 def test_a_node_that_takes_no_connections_times_out(tmp_path: Path) -> None:
