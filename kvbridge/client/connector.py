@@ -106,8 +106,13 @@ class Connector:
             self._session = None
         path = self.target.descriptor_socket
         attachment = None if path is None else attach(path, deadline)
-        self._session = Session(self.target, self._credentials, attachment)
-        self._on_open(self)
+        session = Session(self.target, self._credentials, attachment)
+        try:
+            self._on_open(self)
+        except CallFailedError:
+            session.close()
+            raise
+        self._session = session
         if self._closed:  # Closed by another thread meanwhile, which may not have seen this session.
-            self._session.close()
-        return self._session
+            session.close()
+        return session

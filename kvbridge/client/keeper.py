@@ -106,12 +106,21 @@ class Keeper:
         return f"<Keeper of {len(self._tracked)} references, {len(self._notes) + len(self._batches)} unsent>"
 
     def start(self, connector: Connector) -> None:
-        """Start the thread unless it runs; it will close `connector` when it ends."""
+        """Start the thread unless it runs; it will close `connector` when it ends.
+
+        Raises:
+            CallFailedError: the system gives no thread, and without one every reference would run out unnoticed.
+        """
         with self._thread_lock:
-            if self._thread is None:
-                self._connector = connector
-                self._thread = threading.Thread(target=self._run, name="kvbridge-keeper", daemon=True)
-                self._thread.start()
+            if self._thread is not None:
+                return
+            self._connector = connector
+            thread = threading.Thread(target=self._run, name="kvbridge-keeper", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise CallFailedError(grpc.StatusCode.UNAVAILABLE, f"nothing can be renewed: {error}") from error
+            self._thread = thread
 
     def track(self, reference: Reference) -> None:
         """Renew `reference` from now on."""

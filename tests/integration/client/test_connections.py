@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,23 @@ def test_writing_to_a_view_ends_the_process(bridge: Bridge, bridge_process: Brid
     assert done.returncode == -signal.SIGSEGV
     contents.assert_in(contents.acquire(bridge, "read-only"))
     wait_for(lambda: bridge.node().arena.leases == 0)
+
+
+def test_a_process_that_is_given_no_thread_takes_the_text(either: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that nobody could renew is not taken; once there are threads again the same object has the cache."""
+    contents = Contents()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "kvbridge-keeper":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert not contents.publish(either, "threads").published
+    handoff = contents.acquire(either, "threads", text="own text")
+    assert (handoff.reason, handoff.text) == (Reason.BRIDGE_UNREACHABLE, "own text")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert contents.publish(either, "threads").published
+    contents.assert_in(contents.acquire(either, "threads"))
+    assert either.snapshot().keeper.running
