@@ -3,6 +3,9 @@
 PYTHON ?= python3
 # Arguments for every pytest run, for example PYTEST_ARGS="-k lease -x".
 PYTEST_ARGS ?=
+# What `make sim` runs: so many fresh seeds, or the one seed SEED with everything that happens in it.
+SEEDS ?= 1000
+SEED ?=
 # Test processes; 0 runs the tests in pytest's own process.
 JOBS ?= 0
 
@@ -80,6 +83,10 @@ test-transformers: setup ## Run the transformers tests on the oldest supported r
 .PHONY: test-slow
 test-slow: setup ## Run the tests that take minutes
 	$(PYTEST) -m 'slow and not gpu' --timeout 1800 $(PYTEST_ARGS)
+
+.PHONY: sim
+sim: setup ## Run fresh seeds of the simulator (SEEDS=1000), or one again (SEED=...)
+	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 .PHONY: test-gpu
 test-gpu: setup ## Run the tests that need a CUDA device

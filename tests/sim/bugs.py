@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ from kvbridge.core.descriptor import FallbackText, Verification
 from kvbridge.core.layout import PAGE_BYTES
 from kvbridge.core.ledger import Ledger
 from kvbridge.core.ledger.entries import PayloadEntry, ReferenceEntry
+from kvbridge.core.ledger.keys import KeyIndex
 from kvbridge.core.ledger.lifecycle import Lifecycle
 from kvbridge.core.ledger.records import Tombstone
 from kvbridge.core.ledger.slots import SlotTable
@@ -28,6 +29,7 @@ from kvbridge.node.upload import Upload
 from kvbridge.node.verification import ByteFinding, Verifier
 from kvbridge.node.visit import Visit
 
+_find = KeyIndex.find
 _free = Allocator.free
 _move = SlotTable.move
 _leave = Lifecycle.leave
@@ -47,6 +49,10 @@ def _lease(self: Ledger, *, now: float, client_id: str, attached: bool, payload_
     self._begin(now)
     entry = self._life.payloads[payload_id]
     return self._grant(entry, ReferenceKind.LEASE, client_id=client_id, attached=attached)
+
+
+def _find_whatever(self: KeyIndex, key: str, generation: int) -> PayloadEntry | Tombstone | None:
+    return self.occupant(key, generation) or _find(self, key, generation)
 
 
 def _free_too_much(self: Allocator, extent: Extent) -> None:
@@ -150,7 +156,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
     {
         "a release does not count": [(Lifecycle, "give_back", _give_back)],
-        "a payload that has ended is leased": [(Ledger, "lease", _lease)],
+        "a payload that has ended is leased": [(KeyIndex, "find", _find_whatever), (Ledger, "lease", _lease)],
         "freeing takes a page of the neighbour along": [(Allocator, "free", _free_too_much)],
         "quarantined bytes are not counted": [(SlotTable, "move", _move_and_lose)],
         "a renewal acknowledges a residue": [(Ledger, "_renew", _renew_residue)],
@@ -189,6 +195,7 @@ BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
 @contextmanager
 def planted(bug: str) -> Iterator[None]:
     """Let the product have a bug."""
-    [(place, name, replacement)] = BUGS[bug]
-    with patch.object(place, name, replacement):
+    with ExitStack() as patches:
+        for place, name, replacement in BUGS[bug]:
+            patches.enter_context(patch.object(place, name, replacement))
         yield

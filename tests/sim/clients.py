@@ -40,6 +40,8 @@ KEYS = 4
 TALK = "talk"
 """A conversation that is published in pieces, for plans of several parts."""
 _HELD_MAX = 12
+_DIES_WAITING_SHARE = 0.06
+"""How often a client dies soon after it has asked for something."""
 _PUBLISHED_MAX = 6
 _PIECE_CAPACITY = 20
 
@@ -127,7 +129,7 @@ class SimulatedClient:
             _ = self.world.begin(self._hang_up(self._start, self._identity.client_id))
 
     async def _hang_up(self, start: Start, session: str) -> None:
-        await asyncio.sleep(self.chance.choice((0.0, 0.01, 0.5)))
+        await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.01, 0.5)))
         if start.serving:
             start.port.ended(session)
 
@@ -135,7 +137,7 @@ class SimulatedClient:
 
     async def _live(self) -> None:
         deeds: dict[Callable[[Start], Awaitable[None]], float] = {
-            self._publish: 5,
+            self._publish: 6,
             self._acquire: 8,
             self._use: 6,
             self._renew: 2,
@@ -197,8 +199,8 @@ class SimulatedClient:
         publish = partial(
             content.spec,
             derived_from=derived_from,
-            linger_seconds=draw.choice((None, None, 0.0, 3.0)),
-            ttl_seconds=draw.choice((None, None, 4.0)),
+            linger_seconds=draw.choice((None, None, None, 0.0, 3.0)),
+            ttl_seconds=draw.choice((None, None, None, 4.0)),
         )
         if draw.random() < 0.4:
             key = f"{TALK}#{draw.randrange(content.PIECES)}"
@@ -336,6 +338,8 @@ class SimulatedClient:
             await start.reach(Failpoint.ACQUIRE_ANSWERED)
             return answer
 
+        if self.chance.random() < _DIES_WAITING_SHARE:
+            self.world.loop.call_later(self.chance.choice((0.01, 0.1, 0.4)), self.crash)
         self._take(start, parts, await start.serve("acquire", acquire))
         if self.chance.random() < 0.7:
             await self._use(start)
@@ -367,7 +371,7 @@ class SimulatedClient:
     def _parts(self) -> tuple[AcquireTerms, ...]:
         draw = self.chance
         model = content.OTHER_MODEL if draw.random() < 0.05 else content.MODEL
-        if draw.random() < 0.25:
+        if draw.random() < 0.15:
             count = draw.randint(1, content.PIECES)
             prompt = content.tokens(TALK, content.PIECE_TOKENS * content.PIECES)
             references = [PayloadReference(key=f"{TALK}#{n}", generation=0) for n in range(count)]
@@ -377,7 +381,7 @@ class SimulatedClient:
     def _wanted(self) -> PayloadReference:
         draw = self.chance
         kind = draw.random()
-        if self.world.published and kind < 0.9:
+        if self.world.published and kind < 0.95:
             host, reference = draw.choice(self.world.published)
             if host == self.host and kind < 0.4:
                 return reference

@@ -104,7 +104,7 @@ class Judge:
     def in_time(self, start: Start, asked: Acquisition, *, seconds: float) -> None:
         """Look at how long an acquire took."""
         limit = WAIT_SECONDS_MAX if asked.deadline_seconds is None else asked.deadline_seconds
-        if seconds > limit + _SOON_SECONDS:
+        if start.alive and seconds > limit + _SOON_SECONDS:
             raise self.broken(f"{start} took {seconds:g} s to answer a handoff with a deadline of {limit:g} s")
 
     def all_told(self, start: Start, call: Call, told: set[str]) -> None:

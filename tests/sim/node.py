@@ -116,7 +116,7 @@ class Start:
 
     async def _hear_of_end(self, task: asyncio.Task[Any]) -> None:
         """Cancel what a caller does not wait for any more, as soon as the node hears of that."""
-        await asyncio.sleep(self.world.chance.choice((0.0, 0.01, 0.5)))
+        await asyncio.sleep(self.world.chance.choice((0.0, 0.1, 2.0)))
         task.cancel()
 
     async def reach(self, failpoint: Failpoint) -> None:

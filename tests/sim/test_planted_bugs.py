@@ -7,7 +7,7 @@ import pytest
 from tests.sim.bugs import BUGS, planted
 from tests.sim.world import run_world
 
-SEEDS_UNTIL_FOUND_MAX = 100
+SEEDS_UNTIL_FOUND_MAX = 300
 
 
 @pytest.mark.parametrize("bug", BUGS)

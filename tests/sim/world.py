@@ -137,7 +137,7 @@ class World:
             self._crash_a_node: 0.5,
             self._restart_nodes: 6,
             self._stop_a_node: 0.4,
-            self._replace_a_client: 2,
+            self._replace_a_client: 6,
         }
         while True:
             await asyncio.sleep(self.chance.uniform(0.2, 2.0))
@@ -187,9 +187,10 @@ class World:
             await asyncio.shield(self._stopping)
 
     async def _replace_a_client(self) -> None:
-        gone = self.clients.pop(self.chance.randrange(len(self.clients)))
+        dead = [client for client in self.clients if client.is_gone]
+        gone = self.chance.choice(dead or self.clients)
         gone.crash()
-        self.clients.append(self._new_client())
+        self.clients[self.clients.index(gone)] = self._new_client()
 
     def _any_start(self) -> Start:
         return self.starts[self.chance.choice(self.hosts)]
