@@ -106,7 +106,7 @@ class Acquiring:
         _refuse_what_is_not_here(parts)
         if asked.verification is not Verification.NONE:
             await self._see_to_all_bytes(asked, tenancy, parts)
-            self._end_quarantined(asked, tenancy, parts)
+            self._look_again(asked, tenancy, parts)
         self._end_shadows(asked, tenancy, parts)
         answer = HandoffAnswer(
             handoff_id=secrets.token_hex(_HANDOFF_ID_BYTES),  # Never looks like an option to a command.
@@ -235,12 +235,29 @@ class Acquiring:
             # What was quarantined meanwhile cannot be checked any more, and that it is quarantined is why.
             self._refuse(asked, tenancy, part, *(self._quarantined(tenancy, part) or failure))
 
-    def _end_quarantined(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[_Part]) -> None:
-        """Refuse what was quarantined while the bytes were checked."""
+    def _look_again(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[_Part]) -> None:
+        """Refuse what may not be handed over any more, whatever happened while the bytes were checked."""
+        kill_switch = self._surroundings.kill_switch_reason()
         for part in parts:
-            failure = None if part.grant is None else self._quarantined(tenancy, part)
+            failure = (
+                None if part.grant is None else self._quarantined(tenancy, part) or self._lost(asked, tenancy, part)
+            )
             if failure is not None:
                 self._refuse(asked, tenancy, part, *failure)
+            elif part.grant is not None and kill_switch is not None:
+                self._switch_off(asked, tenancy, part, kill_switch)
+
+    def _lost(self, asked: Acquisition, tenancy: Tenancy, part: _Part) -> Failure | None:
+        assert part.grant is not None, part
+        with tenancy.ledger() as ledger:
+            return self._byte_checks.lost(ledger, asked.client.client_id, part.grant)
+
+    def _switch_off(self, asked: Acquisition, tenancy: Tenancy, part: _Part, kill_switch: str) -> None:
+        with tenancy.ledger() as ledger:
+            self._give_back(asked.client, ledger, [part])
+        conditions = replace(part.passage.conditions, kill_switch=kill_switch)
+        candidate = _candidate(part.found, quarantine=None, node_draining=False)
+        part.verdict = part.verdict.after(_ask(part.terms, candidate, conditions))
 
     def _quarantined(self, tenancy: Tenancy, part: _Part) -> Failure | None:
         assert part.found is not None, part

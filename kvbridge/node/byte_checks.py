@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kvbridge.core.descriptor import Verification
 from kvbridge.core.errors import BridgeError, UnknownReferenceError
-from kvbridge.core.ledger import Grant, Ledger, Payload
+from kvbridge.core.ledger import Grant, Ledger, Payload, Tombstone
 from kvbridge.core.reasons import Reason
 from kvbridge.node.background import Background
 from kvbridge.node.check_costs import CheckCosts
@@ -88,6 +88,19 @@ class ByteChecks:
             [ttl_seconds] = ledger.renew(now=self._clock(), client_id=client_id, tokens=[grant.token])
         lost = (Reason.PAYLOAD_EXPIRED, "the lease expired while the bytes were checked")
         return lost if ttl_seconds is None else None
+
+    def lost(self, ledger: Ledger, client_id: str, grant: Grant) -> Failure | None:
+        """Return why a payload may not be handed over under a lease that was given a while ago, or None.
+
+        Somebody else may have found it bad since then, or the lease may have ended beside the check of another part.
+        """
+        now, reference = self._clock(), grant.reference
+        found = ledger.find(now=now, key=reference.key, generation=reference.generation)
+        if isinstance(found, Tombstone):
+            return found.reason, found.detail
+        left = ledger.lease_seconds_left(now=now, client_id=client_id, token=grant.token)
+        lost = (Reason.PAYLOAD_EXPIRED, "the lease ended while the bytes were checked")
+        return lost if found is None or left is None else None
 
     def give_back(self, ledger: Ledger, client_id: str, grant: Grant) -> None:
         """Return a lease that the consumer was never told of; if its session has ended it is gone already."""

@@ -160,6 +160,10 @@ class Surroundings:
         aligner = _claimed(descriptor, terms)
         return self._quarantines.problem(tenant, found.reference, source, aligner, derived_from)
 
+    def kill_switch_reason(self) -> str | None:
+        """Return why every handoff is text at this moment, or None if it is not."""
+        return self._catalog.kill_switch_reason()
+
     def forgo(self, passages: Iterable[Passage], *, now: float) -> None:
         """Give up trials that do not take place."""
         for passage in passages:

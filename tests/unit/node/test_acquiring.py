@@ -200,6 +200,42 @@ async def test_an_acquire_that_is_cancelled_leaves_only_the_check(desk: Desk) ->
     assert desk.leases == 0
 
 
+async def test_what_somebody_else_finds_bad_meanwhile_is_not_handed_over(desk: Desk) -> None:
+    """A check that passed does not outweigh a more thorough one that ended while the plan still waited."""
+    await desk.publish_pieces(2)
+    may_check = threading.Event()
+    desk.bridge._verifier._executor.submit(may_check.wait, 60)
+    waiting = asyncio.ensure_future(desk.acquire("0", "1", verification=Verification.DIGEST))
+    for _ in range(10):  # The acquire runs up to its wait, and then the checks up to theirs.
+        await asyncio.sleep(0)
+    bad = desk.bridge.payload(desk.consumer, "0", 0)
+    assert bad is not None
+    with desk.bridge._tenancies["default"].ledger() as ledger:
+        ledger.fail(now=desk.bridge._clock(), payload_id=bad.payload_id, reason=Reason.VALUES_NOT_FINITE, detail="NaN")
+    may_check.set()
+    assert reasons(await waiting) == [Reason.VALUES_NOT_FINITE, None]
+    assert desk.leases == 1
+    assert [part.leased for part in desk.newest.parts] == [False, True]
+
+
+async def test_the_kill_switch_stops_what_is_under_way(desk: Desk) -> None:
+    """Once it is on no cache is handed over, not even one that was decided on before and whose bytes are good."""
+    await desk.publish_pieces(2)
+    may_check = threading.Event()
+    desk.bridge._verifier._executor.submit(may_check.wait, 60)
+    waiting = asyncio.ensure_future(desk.acquire("0", "1", verification=Verification.FULL))
+    for _ in range(10):  # The acquire runs up to its wait, and then the checks up to theirs.
+        await asyncio.sleep(0)
+    desk.bridge.catalog.set_kill_switch(engaged=True, why="bad answers")
+    may_check.set()
+    answer = await waiting
+    assert reasons(answer) == [Reason.ROUTE_OFF] * 2
+    assert desk.leases == 0
+    assert not any(part.verdict.would_pass for part in desk.newest.parts)
+    assert answer.layout is not None
+    assert not any(span.cached for span in answer.layout.spans)
+
+
 async def test_a_deadline_that_has_passed_is_text_at_once(desk: Desk) -> None:
     """Nobody waits for a check without any time left, and nothing is left of it afterwards."""
     await desk.publish_pieces(1)
