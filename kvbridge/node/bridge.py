@@ -100,7 +100,7 @@ class Bridge:
             sample_tokens=config.probe_sample_tokens,
         )
         self.breakers = Breakers(config.breakers_max)
-        self.costs = CostKeeper(config.node_id)
+        self.costs = CostKeeper(config.node_id, clock=clock)
         self.reports = Reports(clock=clock, journal=self.journal, breakers=self.breakers, costs=self.costs)
         self.containment = Containment(config, self._tenancies, clock=clock)
         self._sealing = Sealing(

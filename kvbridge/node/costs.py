@@ -34,7 +34,7 @@ class CostKeeper:
         self._clock = clock
         self._pulled_at: dict[str, float] = {}  # by owner; only configured nodes are pulled from
         self.model = CostModel(limits or CostLimits())
-        self.checks = CheckCosts()
+        self.checks = CheckCosts(clock)
         self._node_id = node_id
 
     def __repr__(self) -> str:

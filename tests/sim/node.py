@@ -187,7 +187,6 @@ class Start:
 
     def _observe(self) -> Book:
         bridge = self.bridge
-        bridge.costs._clock = bridge.costs.checks._clock = self.now
         [tenancy] = bridge._tenancies.values()
         book = Book(tenancy._ledger, tenancy.arena, epoch=bridge.epoch)
         book.told = self._hear

@@ -325,7 +325,7 @@ def test_what_could_not_be_in_time_is_refused_at_once_until_it_is_tried_again() 
         assert reason(answer) is Reason.TRANSFER_TIMEOUT
         assert loop.time() == began_at
         assert node.owner.pulled == pulled == 3
-        node.bridge.costs._pulled_at["owner"] -= PULL_TRUST_SECONDS
+        await asyncio.sleep(PULL_TRUST_SECONDS + 1)
         node.owner.behaviour.chunk_seconds = 0.0
         [answer] = await node.acquire(deadline_seconds=5.0)
         assert reason(answer) is None
