@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from grpc import aio
 
 from kvbridge.config import PORT_MAX
@@ -33,6 +34,8 @@ from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, split_chunk
 
 MESSAGE_BYTES_MAX = 64 << 20
 """Largest message that is accepted: room for the longest text and token list together."""
+TOKEN_CHARACTERS_MAX = 256
+"""Longest lease token that is taken from an owner."""
 _REQUEST_ID_BYTES = 16
 _GIVE_UP_SECONDS_MAX = 1.0
 _CONNECT_SECONDS_MAX = 0.5
@@ -66,10 +69,7 @@ class GrpcPeer:
 
     async def ping(self, *, seconds_max: float) -> int:
         """Return the node's boot epoch; errors as for `Peer.ping`."""
-        try:
-            answer = await self._peer.Ping(peer_service_pb2.PingRequest(), timeout=seconds_max, metadata=self._metadata)
-        except aio.AioRpcError as error:
-            raise OwnerUnreachableError(f"node {self._node_id!r} did not answer: {_words(error)}") from error
+        answer = await self._ask(self._peer.Ping, peer_service_pb2.PingRequest(), seconds_max)
         self._require_right(answer)
         return int(answer.epoch)
 
@@ -78,10 +78,7 @@ class GrpcPeer:
         request = peer_service_pb2.OpenPayloadRequest(
             request_id=_request_id(), tenant=tenant, reference=encode_reference(reference)
         )
-        try:
-            answer = await self._peer.OpenPayload(request, timeout=seconds_max, metadata=self._metadata)
-        except aio.AioRpcError as error:
-            raise OwnerUnreachableError(f"node {self._node_id!r} did not answer: {_words(error)}") from error
+        answer = await self._ask(self._peer.OpenPayload, request, seconds_max)
         try:
             self._require_right(answer.owner)
             return _decode_answer(answer)
@@ -154,6 +151,15 @@ class GrpcPeer:
         for channel in (self._channel, *self._idle):
             await channel.close(None)
 
+    async def _ask(self, method: Any, request: Message, seconds_max: float) -> Any:
+        try:
+            answer = await method(request, timeout=seconds_max, metadata=self._metadata)
+        except aio.AioRpcError as error:
+            raise OwnerUnreachableError(f"node {self._node_id!r} did not answer: {_words(error)}") from error
+        if answer is None:  # That is how grpc says that the answer does not parse.
+            raise OwnerUnreachableError(f"node {self._node_id!r} gave an answer that does not parse")
+        return answer
+
     def _require_right(self, owner: peer_service_pb2.PingResponse) -> None:
         if owner.node_id != self._node_id:
             raise OwnerUnreachableError(f"{self._target} is node {owner.node_id!r}, not {self._node_id!r}")
@@ -208,6 +214,8 @@ def _download(channel: aio.Channel) -> Any:
 def _decode_answer(answer: peer_service_pb2.OpenPayloadResponse) -> Opened | Closed:
     if answer.WhichOneof("outcome") == "opened":
         opened = answer.opened
+        if not 0 < len(opened.lease_token) <= TOKEN_CHARACTERS_MAX or not opened.lease_token.isascii():
+            raise InvalidFieldError("opened.lease_token", f"must be 1 to {TOKEN_CHARACTERS_MAX} ASCII characters")
         return Opened(
             lease_token=opened.lease_token,
             ttl_seconds=decode_duration(opened.time_to_live, "time_to_live"),

@@ -21,6 +21,8 @@ from kvbridge.core.tokens import TokenSequence
 from kvbridge.link.port import Closed, Opened
 from kvbridge.node.byte_checks import Failure
 
+DETAIL_CHARACTERS_MAX = 1024
+"""As much of an owner's words as is passed on."""
 _OWNERS_REASONS = frozenset(
     {
         Reason.PAYLOAD_UNKNOWN,
@@ -91,7 +93,7 @@ def closed(reference: HandoffReference, answer: Closed) -> Foreign:
         unheard(reference),
         model=answer.model,
         ended=None if pending else answer.reason,
-        detail=answer.detail,
+        detail=answer.detail[:DETAIL_CHARACTERS_MAX],
         fallback=answer.fallback,
         tokens=answer.tokens,
     )

@@ -35,7 +35,7 @@ from kvbridge.server.handoff import HandoffServicer
 from kvbridge.server.inspect import InspectServicer
 from kvbridge.server.interceptor import ErrorInterceptor
 from kvbridge.server.peers import PeerServicer
-from kvbridge.v1 import catalog_service_pb2, handoff_service_pb2, inspect_service_pb2
+from kvbridge.v1 import catalog_service_pb2, handoff_service_pb2, inspect_service_pb2, peer_service_pb2
 from kvbridge.v1.catalog_service_pb2_grpc import add_CatalogServiceServicer_to_server
 from kvbridge.v1.handoff_service_pb2_grpc import add_HandoffServiceServicer_to_server
 from kvbridge.v1.inspect_service_pb2_grpc import add_InspectServiceServicer_to_server
@@ -50,6 +50,7 @@ _SERVICES = (
     handoff_service_pb2.DESCRIPTOR.services_by_name["HandoffService"].full_name,
     inspect_service_pb2.DESCRIPTOR.services_by_name["InspectService"].full_name,
     catalog_service_pb2.DESCRIPTOR.services_by_name["CatalogService"].full_name,
+    peer_service_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name,
 )
 _NODE_NAME_BYTES = 24
 _NODE_ID_CHARACTERS_SHOWN = 64
