@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 import pytest
 
-from kvbridge import Bridge, Reason, connect
+from kvbridge import Bridge, ModelPattern, Reason, connect
 from kvbridge.v1 import handoff_service_pb2 as pb
 from tests.api import ApiClient
 from tests.faults import contents
@@ -181,7 +181,23 @@ def _assert_meaningless(client: ApiClient, token: str) -> None:
         assert refused.value.code() in {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION}
 
 
-def test_live_clients_over_three_restarts(process: BridgeProcess) -> None:
+def test_what_a_bridge_takes_with_it(process: BridgeProcess) -> None:
+    """Tensors, texts, and the kill switch and the quarantines that were set by calls."""
+    with connect(process.target) as bridge:
+        slot = contents.publish(bridge, KEY, 1)
+        assert slot.published
+        assert contents.ask(bridge, KEY).kv is not None
+        bridge.quarantines.impose(ModelPattern(name="another"), why="a test")
+        assert bridge.admin.set_kill_switch(engaged=True, why="a test")
+        assert contents.ask(bridge, KEY, text=None).text == contents.text_of(KEY)
+        restart(process)
+        found = contents.ask(bridge, KEY, text=None)
+        assert (found.kv, found.text, found.reason) == (None, None, Reason.PAYLOAD_UNKNOWN)
+        assert not bridge.admin.catalog().catalog.kill_switch
+        assert not bridge.quarantines.in_force()
+
+
+def test_live_clients_over_restarts(process: BridgeProcess) -> None:
     """Processes that never stop asking are answered all the time, and have caches again by themselves."""
     keys = ["live/1", "live/2"]
     with (
@@ -191,7 +207,7 @@ def test_live_clients_over_three_restarts(process: BridgeProcess) -> None:
         local.reached(),
         remote.reached(),
     ):
-        for seed in range(3):
+        for seed in range(2):
             slots = [contents.publish(producer, key, seed) for key in keys]
             assert all(slot.published for slot in slots)
             assert all(contents.ask_and_read(producer, key).accepted for key in keys)

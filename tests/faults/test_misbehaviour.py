@@ -16,7 +16,7 @@ from kvbridge.v1 import handoff_service_pb2 as pb
 from tests.api import ApiClient, fill
 from tests.faults import contents
 from tests.faults.crew import Bystander
-from tests.harness import BridgeProcess
+from tests.harness import BridgeProcess, wait_for
 
 KEY = "misused"
 
@@ -70,6 +70,23 @@ def test_a_consumer_that_keeps_reading(at_hasty: Bystander, clumsy: ApiClient) -
     at_hasty.assert_served()  # In the same place, as it is the first that is free.
     assert not slot_header.check(view, lease.location.epoch, lease.location.slot_generation)
     assert slot_header.read_header(view).generation != lease.location.slot_generation
+
+
+def test_a_consumer_that_reads_on_after_its_session(at_hasty: Bystander, hasty: BridgeProcess) -> None:
+    """Its memory is taken to be nobody's and used again, and the header of the slot tells whoever still maps it."""
+    slot = contents.publish(at_hasty.bridge, KEY, 1)
+    reader = ApiClient(hasty)
+    lease = reader.acquire(contents.spec_of(KEY, 1)).kv
+    view = reader.slot(lease.location, writable=False)
+    here = (view, lease.location.epoch, lease.location.slot_generation)
+    assert slot_header.check(*here)
+    reader.close()
+    assert slot_header.check(*here)
+    slot.release()
+    wait_for(lambda: not slot_header.check(*here))
+    at_hasty.assert_base()
+    at_hasty.assert_served()
+    assert not slot_header.check(*here)
 
 
 def test_a_producer_that_never_commits(at_hasty: Bystander, clumsy: ApiClient) -> None:
