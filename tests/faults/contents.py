@@ -21,8 +21,8 @@ from tests.builders import geometry, model_tag
 LAYERS, HEADS, DIM = 4, 2, 16
 TOKENS = 24
 """Tokens of a small payload."""
-LARGE_TOKENS = 16_384
-"""Tokens of one that fits into no connection's buffers: 16 MiB."""
+LARGE_TOKENS = 8192
+"""Tokens of one that fits into no connection's buffers: 8 MiB."""
 MODEL = model_tag()
 SHAPE = geometry(layers=tuple(range(LAYERS)), kv_heads=HEADS, head_dim_k=DIM, head_dim_v=DIM)
 

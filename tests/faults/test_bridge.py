@@ -126,7 +126,14 @@ def process() -> Iterator[BridgeProcess]:
 
 @pytest.mark.parametrize("fault", [kill_and_restart, stand_still])
 @pytest.mark.parametrize(
-    "stage", [reserving, half_written, committing, acquiring, leased, downloading, releasing], ids=lambda s: s.__name__
+    "stage",
+    [
+        half_written,
+        committing,
+        leased,
+        downloading,
+        *(pytest.param(stage, marks=pytest.mark.slow) for stage in (reserving, acquiring, releasing)),
+    ],
 )
 def test_a_struck_bridge(process: BridgeProcess, stage: Callable[[Bridge, BridgeProcess], Story], fault: Fault) -> None:
     """No call hangs and no wrong byte is taken; the same bridge object goes on, and all memory comes back."""

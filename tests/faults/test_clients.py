@@ -27,6 +27,8 @@ class Stage:
     """How far it has come."""
     by_value: bool = False
     """Whether it shares no memory with the bridge; its payload is then too large for any buffer."""
+    slow: bool = False
+    """Whether its neighbours in the table do for a quick look."""
     after: dict[str, Any]
     """What it says of itself, as far as it is certain, after it stood still for longer than its references lasted."""
 
@@ -50,21 +52,27 @@ PUBLISHED = {"published": True, "held": False}
 EXPIRED = {"leased": True, "valid": False, "accepted": False, "reason": "PAYLOAD_EXPIRED"}
 PRODUCER_STAGES = (
     Stage(role="produce", stage="reserving", after=LOST),
-    Stage(role="produce", stage="reserved", after=LOST),
+    Stage(role="produce", stage="reserved", slow=True, after=LOST),
     Stage(role="produce", stage="half-written", after=LOST),
-    Stage(role="produce", stage="written", after=LOST),
+    Stage(role="produce", stage="written", slow=True, after=LOST),
     Stage(role="produce", stage="committing", after=PUBLISHED),
-    Stage(role="produce", stage="published", after=PUBLISHED),
+    Stage(role="produce", stage="published", slow=True, after=PUBLISHED),
     Stage(role="produce", stage="committing", by_value=True, after={"published": False}),
 )
 CONSUMER_STAGES = (
     Stage(role="consume", stage="acquiring", after={"accepted": False}),
     Stage(role="consume", stage="leased", after=EXPIRED),
-    Stage(role="consume", stage="half-read", after=EXPIRED),
-    Stage(role="consume", stage="releasing", after={"leased": True, "accepted": True}),
+    Stage(role="consume", stage="half-read", slow=True, after=EXPIRED),
+    Stage(role="consume", stage="releasing", slow=True, after={"leased": True, "accepted": True}),
     Stage(role="download", stage="half-downloaded", by_value=True, after={"complete": False}),
 )
-STAGES = pytest.mark.parametrize("stage", [*PRODUCER_STAGES, *CONSUMER_STAGES], ids=str)
+STAGES = pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param(stage, marks=[pytest.mark.slow] if stage.slow else [], id=str(stage))
+        for stage in (*PRODUCER_STAGES, *CONSUMER_STAGES)
+    ],
+)
 
 
 @STAGES
