@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 from kvbridge.core.descriptor import FallbackText, PayloadSpec, Verification, seal
-from kvbridge.core.errors import WrongStateError
+from kvbridge.core.errors import UnknownReferenceError, WrongStateError
 from kvbridge.core.ledger.admission import Admission
 from kvbridge.core.ledger.claims import Claims
 from kvbridge.core.ledger.effects import Effect
@@ -213,15 +213,18 @@ class Ledger:
         return self._grant(entry, ReferenceKind.LEASE, client_id=client_id, attached=attached)
 
     def payload_of(self, *, now: float, client_id: str, token: str) -> Payload:
-        """Return the payload of a live lease.
+        """Return the payload of a live lease, whose bytes may be read.
 
         Raises:
-            UnknownReferenceError: `lease_token` is unknown, expired or not a lease.
+            UnknownReferenceError: `lease_token` is unknown, expired or not a lease, or the payload was found bad since.
             NotYoursError: it belongs to another client.
         """
         self._begin(now)
-        lease = self._claims.live(client_id, token, ReferenceKind.LEASE, now=now, field="lease_token")
-        return lease.payload.picture()
+        field = "lease_token"
+        entry = self._claims.live(client_id, token, ReferenceKind.LEASE, now=now, field=field).payload
+        if entry.retired:  # Who reads in place sees that in the header; who is sent the bytes must be told.
+            raise UnknownReferenceError(field, f"the payload may not be read any more: {entry.reason}")
+        return entry.picture()
 
     def fail(self, *, now: float, payload_id: int, reason: Reason, detail: str) -> bool:
         """End a committed payload whose bytes were found bad, and tell whether it was still in use or available.

@@ -130,6 +130,23 @@ def test_what_is_not_committed_yet_never_will_be(client: ApiClient) -> None:
     assert "it derives from early@1" in refusal(client, uploaded)[1]
 
 
+@pytest.mark.parametrize("offset_bytes", [0, 100])
+def test_what_was_leased_before_is_not_sent_afterwards(
+    client: ApiClient, bridge_process: BridgeProcess, offset_bytes: int
+) -> None:
+    """A consumer that gets its bytes by value cannot see that they went bad, so it gets none, nor the rest of them."""
+    wanted = spec(f"sent from {offset_bytes}", model=version("sent"))
+    publish(client, wanted)
+    with ApiClient(bridge_process, attached=False) as away:
+        _, part = acquire(away, wanted)
+        assert b"".join(away.download(part.kv.lease_token, offset_bytes))
+        quarantine(client, on_payload(wanted.key), why="wrong weights")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(away.download(part.kv.lease_token, offset_bytes))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        away.release(part.kv.lease_token)
+
+
 def test_one_generation_is_refused_and_the_others_are_not(client: ApiClient) -> None:
     """The newest is handed over although an older one is quarantined, and the other way round."""
     wanted = spec("generations")

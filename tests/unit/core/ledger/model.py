@@ -27,6 +27,7 @@ class Row:
     committed_at: float = 0.0
     since: float = 0.0
     used: int = 0
+    failed: bool = False
 
     @property
     def end(self) -> int:

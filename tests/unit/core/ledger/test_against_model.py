@@ -208,11 +208,13 @@ class AnyLife(LedgerMachine):
 
     @rule(data=st.data())
     def payload_of(self, data: st.DataObject) -> None:
-        """Ask for the payload of a lease: what it is told is not freed while the lease is live."""
+        """Ask for the payload of a lease: what it is told was not found bad, and is not freed meanwhile."""
         self.settle()
         token = self.token(data)
         client = self.client_of(data, token)
         claim, refusal = self.claimed(token, client, ReferenceKind.LEASE)
+        if refusal is None and claim is not None and claim.row.failed:
+            refusal = UnknownReferenceError
         payload = self.do(self.ledger.payload_of, refusal, client_id=client, token=token)
         if payload is not None:
             assert claim is not None
@@ -280,6 +282,7 @@ class AnyLife(LedgerMachine):
         if refusal is None:
             assert failed is not gone
         if failed:
+            row.failed = True
             self.model.end(row, PayloadState.DRAINING, reason)
 
     @rule(client=clients)

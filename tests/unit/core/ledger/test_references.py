@@ -147,6 +147,19 @@ def test_only_a_live_lease_of_ones_own_opens_a_payload() -> None:
             desk.do(desk.ledger.payload_of, client_id=client, token=token)
 
 
+@pytest.mark.parametrize("reason", [Reason.PAYLOAD_CORRUPT, Reason.VALUES_NOT_FINITE, Reason.QUARANTINED])
+def test_a_lease_on_what_was_found_bad_opens_nothing(reason: Reason) -> None:
+    """Who is sent the bytes does not see the header, so whoever sends them learns here; the lease itself goes on."""
+    desk = Desk()
+    payload_id = desk.publish()
+    lease = desk.lease(payload_id, attached=False)
+    assert desk.do(desk.ledger.fail, payload_id=payload_id, reason=reason, detail="a finding")
+    with pytest.raises(UnknownReferenceError, match=reason):
+        desk.do(desk.ledger.payload_of, client_id="consumer", token=lease)
+    assert desk.renew(lease) == [LEASE_SECONDS]
+    assert desk.release(lease) == set()
+
+
 def bad_tokens(desk: Desk) -> dict[str, tuple[str, type[Exception]]]:
     """Return tokens that spoil a release, with the error that each of them causes."""
     desk.release(released := desk.lease(desk.publish("a")))
