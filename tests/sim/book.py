@@ -59,6 +59,8 @@ class Reference:
     ttl_seconds: float
     expires_at: float | None
     standing: Standing = Standing.LIVE
+    told: bool = False
+    """Whether its client has been told of it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,6 +181,7 @@ class Book:
         failed = self._ledger.fail(now=now, payload_id=payload_id, **terms)
         if failed:
             self.slots[payload_id].failed = True
+            self.told("failed", (self.slots[payload_id], terms["reason"]))
         return failed
 
     def renew(self, *, now: float, tokens: Sequence[str], **terms: Any) -> list[float | None]:
@@ -242,6 +245,11 @@ class Book:
         """Return the slot that a reference refers to, if there still is one."""
         known = self.references.get(token)
         return None if known is None else self.slots.get(known.payload_id)
+
+    def held(self, payload_id: int) -> list[Reference]:
+        """Return the live leases on a payload that their clients know of."""
+        mine = [one for one in self._of(payload_id) if one.kind is ReferenceKind.LEASE and one.told]
+        return [one for one in mine if one.standing is Standing.LIVE]
 
     # Comparing
 

@@ -25,6 +25,7 @@ from kvbridge.node.acquiring import Acquiring
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.byte_checks import NODE_CLIENT_ID, ByteChecks
 from kvbridge.node.quarantines import QuarantineKeeper
+from kvbridge.node.replicas import Replicas
 from kvbridge.node.upload import Upload
 from kvbridge.node.verification import ByteFinding, Verifier
 from kvbridge.node.visit import Visit
@@ -153,6 +154,14 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+def _never(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
 BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
     {
         "a release does not count": [(Lifecycle, "give_back", _give_back)],
@@ -186,6 +195,9 @@ BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
         "quarantine forgets what is being checked": [
             (QuarantineKeeper, "commit_failure", _nothing),
         ],
+        "quarantine tells nobody": [(QuarantineKeeper, "_tell", _nothing)],
+        "bad bytes are not told of": [(QuarantineKeeper, "_is_live", _never)],
+        "replicas of an earlier start are used": [(Replicas, "is_current", _always)],
         "quarantine forgets what waits for a check": [(Acquiring, "_end_quarantined", _nothing)],
     }
 )

@@ -168,6 +168,8 @@ class SimulatedClient:
             self._identity = start.attach()
         self._start = start
         self._held.clear()
+        if self.chance.random() < 0.5:
+            _ = start.bridge.containment.watchers.open(self._identity.client_id, 0)
 
     async def _reach(self, failpoint: Failpoint) -> None:
         await self.world.failpoints.reach(failpoint, crash=self.crash, cancel=self._give_up)

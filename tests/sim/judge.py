@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, Verification
-from kvbridge.core.handoff_reference import HandoffReference, is_handoff_reference
+from kvbridge.core.events import Event, PayloadQuarantined, PayloadRevoked
+from kvbridge.core.handoff_reference import HandoffReference, is_handoff_reference, lineage
 from kvbridge.core.ledger import Committed
 from kvbridge.core.reasons import Reason
 from kvbridge.node.acquiring import Acquisition
 from kvbridge.node.answers import Fallback, HandoffAnswer, Leased
 from kvbridge.node.lending import Lent
 from tests.sim import content
-from tests.sim.book import Call, ViolatedError
+from tests.sim.book import Call, Slot, ViolatedError
 
 if TYPE_CHECKING:
     from tests.sim.node import Start
@@ -93,7 +95,9 @@ class Judge:
         if len(answer.parts) != len(asked.parts):
             raise self.broken(f"{len(answer.parts)} parts were answered of {len(asked.parts)}")
         for part in leased:
+            start.book.references[part.grant.token].told = True
             self._leased(start, asked, part, unsound=unsound)
+            self._of_this_life(start, asked, part, arrived_at=start.world.loop.time() - seconds)
         for terms, said in zip(asked.parts, answer.parts, strict=True):
             if isinstance(said, Fallback):
                 self._count(said.finding.reason)
@@ -124,12 +128,41 @@ class Judge:
         if _name(start, reference) in self._undigested:
             raise self.broken(f"{reference} at {start} was handed over as checked, and its digests are wrong")
 
+    def _of_this_life(self, start: Start, asked: Acquisition, part: Leased, *, arrived_at: float) -> None:
+        """Look whether a replica comes from a start of its owner that is known to be over."""
+        reference = part.grant.reference
+        if not is_handoff_reference(reference.key):
+            return
+        named = HandoffReference.parse(reference.key)
+        number, heard_at = start.heard.get(named.node_id, (1, 0.0))
+        if arrived_at <= heard_at:
+            return
+        slot = start.bridge.slot_of(asked.client, part.grant)
+        for earlier in range(1, number):
+            stamp = self._stamps.get((named.node_id, earlier, named.payload.key, named.payload.generation))
+            if stamp is not None and content.wrong_at(slot, part.descriptor, stamp) is None:
+                raise self.broken(f"{reference} at {start} is of start {earlier}, and start {number} was heard of")
+
+    def revoked(self, start: Start, slot: Slot, reason: Reason) -> None:
+        """Look whether those who hold what was found bad were told."""
+        if reason is not Reason.QUARANTINED:
+            self._all_told_of(start, slot, partial(_revokes, slot=slot))
+
+    def _all_told_of(self, start: Start, slot: Slot, fits: Callable[[Event], bool]) -> None:
+        for one in start.book.held(slot.payload_id):
+            told = start.told(one.client_id)
+            if told is not None and not any(map(fits, told)):
+                raise self.broken(f"{slot.reference} at {start} is bad or contaminated, and {one} was not told")
+
     def contained(self, start: Start) -> None:
         """Look at what is left of what has just been quarantined."""
         for slot in start.book.slots.values():
             assert slot.reference is not None, slot
-            if slot.sealed and start.contaminated(slot.reference) and not (slot.ended and slot.retired):
-                raise self.broken(f"{slot.reference} at {start} is quarantined, and its readers are not told")
+            if not slot.sealed or not start.contaminated(slot.reference):
+                continue
+            if not slot.ended or not slot.retired:
+                raise self.broken(f"{slot.reference} at {start} is quarantined, and its header does not say so")
+            self._all_told_of(start, slot, partial(_warns, slot=slot))
 
     def read(self, start: Start, token: str, descriptor: PayloadDescriptor, slot: memoryview) -> None:
         """Look at bytes that a consumer reads because everything says that it may."""
@@ -172,6 +205,15 @@ class Judge:
         numbers: Sequence[int] = range(1, self._starts.get(named.node_id, 0) + 1)
         names = [(named.node_id, number, named.payload.key, named.payload.generation) for number in numbers]
         return [self._stamps[name] for name in names if name in self._stamps]
+
+
+def _revokes(event: Event, slot: Slot) -> bool:
+    return isinstance(event, PayloadRevoked) and event.reference == slot.reference
+
+
+def _warns(event: Event, slot: Slot) -> bool:
+    assert slot.reference is not None, slot
+    return isinstance(event, PayloadQuarantined) and event.held and event.reference == lineage(slot.reference)
 
 
 def _name(start: Start, reference: PayloadReference) -> Name:

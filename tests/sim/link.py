@@ -73,9 +73,10 @@ class SimulatedPeer:
         """Return the boot epoch; errors as for `Peer.ping`."""
         async with self._answered(seconds_max):
             await self._request(Failpoint.PING_REQUEST)
-            epoch = self._owner().bridge.epoch
+            owner = self._owner()
             await self._carry()
-            return epoch
+        self._caller.hear(owner)
+        return owner.bridge.epoch
 
     async def open(self, tenant: str, reference: PayloadReference, *, seconds_max: float) -> Opened | Closed:
         """Lease a payload; errors as for `Peer.open`."""
@@ -85,6 +86,7 @@ class SimulatedPeer:
             answer = self._lend(owner, tenant, reference)
             await owner.reach(Failpoint.OPEN_ANSWER)
             await self._carry()
+        self._caller.hear(owner)
         if isinstance(answer, Opened):
             self.outstanding.add(answer.lease_token)
         return answer

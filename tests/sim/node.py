@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvbridge.config import BridgeConfig
 from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, Verification
 from kvbridge.core.errors import BridgeError
+from kvbridge.core.events import Event
 from kvbridge.core.handoff_reference import lineage
 from kvbridge.core.ledger import Committed
+from kvbridge.core.reasons import Reason
 from kvbridge.memory.descriptor_port import PeerCredentials
 from kvbridge.node.attachments import AttachmentPort
 from kvbridge.node.bridge import Bridge
@@ -61,6 +63,9 @@ class Start:
         """What each payload that was ever reserved here derives from."""
         self.quarantined: set[PayloadReference] = set()
         """What was put into quarantine here."""
+        self.heard: dict[str, tuple[int, float]] = {}
+        """The newest start of each other node that has answered this one, and when it first did."""
+        self._failed: list[tuple[Slot, Reason]] = []
         self._rate, self._ahead = rate, world.chance.uniform(0, 1000)
         self.peers = SimulatedPeers(world, self)
         self.bridge = Bridge(config, peers=self.peers, clock=self.now)
@@ -133,6 +138,25 @@ class Start:
     def attach(self) -> Client:
         """Let a process attach; errors as for `AttachmentPort.attach`."""
         return self.bridge.sessions.identify(self.port.attach(_PROCESS).session_token)
+
+    # What others are told
+
+    def hear(self, owner: Start) -> None:
+        """Note that a start of another node has answered."""
+        if self.heard.get(owner.host, (0, 0.0))[0] < owner.number:
+            self.heard[owner.host] = owner.number, self.world.loop.time()
+
+    def told(self, client_id: str) -> list[Event] | None:
+        """Return the events that a client was told of, or None if it does not watch."""
+        log = self.bridge.containment.watchers._logs.get(client_id)
+        return None if log is None else [event for _, event in log.events]
+
+    def look(self) -> None:
+        """Look at everything after a step."""
+        failed, self._failed = self._failed, []
+        for slot, reason in failed:
+            self.world.judge.revoked(self, slot, reason)
+        self.book.compare()
 
     # Ends
 
@@ -225,6 +249,8 @@ class Start:
         if what == "committed":
             committed: Committed = told
             self.world.judge.committed(self, committed)
+        elif what == "failed":
+            self._failed.append(told)
         elif what == "freed":
             slot: Slot = told
             if self.reading[slot.payload_id] and self.alive:

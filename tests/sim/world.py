@@ -123,7 +123,7 @@ class World:
     def look(self) -> None:
         """Look at everything after a step."""
         for start in self.starts.values():
-            start.book.compare()
+            start.look()
         if self.judge.problems:
             raise ViolatedError(self.judge.problems[0])
 
