@@ -35,10 +35,10 @@ from kvbridge.node.catalog import CatalogKeeper
 from kvbridge.node.containment import Containment
 from kvbridge.node.costs import CostKeeper
 from kvbridge.node.fetching import Fetching
-from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, Client, SessionEndedError, Sessions
+from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, PEER_PREFIX, Client, SessionEndedError, Sessions
 from kvbridge.node.incarnations import Incarnations
 from kvbridge.node.journal import Journal
-from kvbridge.node.lending import Lent, Refused, lend
+from kvbridge.node.lending import Lent, Refused, lend, require_good
 from kvbridge.node.observation import Observation
 from kvbridge.node.probes import Probes
 from kvbridge.node.replicas import Replicas
@@ -283,10 +283,13 @@ class Bridge:
         Raises:
             UnknownReferenceError: the lease is not live.
             NotYoursError: it belongs to another client.
+            WrongStateError: it is another node's, and the payload was found bad meanwhile.
         """
         tenancy = self._tenancy(client)
         with tenancy.ledger() as ledger:
             payload = ledger.payload_of(now=self._clock(), client_id=client.client_id, token=token)
+            if client.client_id.startswith(PEER_PREFIX):
+                require_good(ledger, payload, now=self._clock())
         return payload, tenancy.slot(payload.slot)
 
     # Both

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference
-from kvbridge.core.ledger import Grant, Payload, Tombstone
+from kvbridge.core.errors import WrongStateError
+from kvbridge.core.ledger import Grant, Ledger, Payload, Tombstone
+from kvbridge.core.ledger.states import PayloadState
 from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.core.tokens import TokenSequence
@@ -42,6 +44,8 @@ class Refused:
     """Who computed it, or was to; None if that is not known."""
 
 
+_HARMLESS_ENDS = frozenset({Reason.PAYLOAD_EXPIRED, Reason.MEMORY_EXHAUSTED})
+"""Ends that say nothing of the bytes."""
 UNKNOWN = Refused(reason=Reason.PAYLOAD_UNKNOWN, detail="the owner knows nothing under this key and generation")
 """What is told of payloads that never were, were forgotten, or are another tenant's."""
 
@@ -76,6 +80,22 @@ def lend(
             return _refused(found, Reason.PAYLOAD_NOT_READY, "the producer has not committed it yet")
         grant = ledger.lease(now=now, client_id=client.client_id, attached=False, payload_id=found.payload_id)
         return Lent(grant=grant, descriptor=found.descriptor, fallback=found.fallback)
+
+
+def require_good(ledger: Ledger, payload: Payload, *, now: float) -> None:
+    """Refuse to send on what was found bad after it was leased; what only ran out is as good as it was.
+
+    Nobody could tell the other node once it has all bytes, and its consumers would not look at a header here.
+
+    Raises:
+        WrongStateError: naming the lease.
+    """
+    if payload.state is PayloadState.COMMITTED:
+        return
+    found = ledger.find(now=now, key=payload.reference.key, generation=payload.reference.generation)
+    if not isinstance(found, Tombstone) or found.reason not in _HARMLESS_ENDS:
+        detail = "nothing is remembered of it" if not isinstance(found, Tombstone) else found.detail
+        raise WrongStateError("lease_token", f"the payload has ended meanwhile: {detail}")
 
 
 def _refused(found: Payload | Tombstone | None, reason: Reason, detail: str) -> Refused:

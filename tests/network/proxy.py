@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 _PIECE_BYTES = 16_384
+_KERNEL_BYTES = 1 << 18
 _CLOSING_SECONDS_MAX = 10.0
 
 
@@ -81,10 +82,14 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
+            far = socket.socket()
+            # What the kernel keeps here has left its sender, as on no network of this speed.
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _KERNEL_BYTES)
             try:
-                far = socket.create_connection(("127.0.0.1", self.target_port))
+                far.connect(("127.0.0.1", self.target_port))
             except OSError:
                 near.close()
+                far.close()
                 continue
             with self._lock:
                 self._sockets |= {near, far}

@@ -10,8 +10,9 @@ import pytest
 
 from kvbridge.core.descriptor import FallbackText
 from kvbridge.core.reasons import Reason
+from kvbridge.v1 import catalog_service_pb2, inspect_service_pb2, types_pb2
 from kvbridge.v1 import handoff_service_pb2 as pb
-from kvbridge.v1 import inspect_service_pb2, types_pb2
+from kvbridge.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
 from kvbridge.wire import encode_tokens
 from tests import builders
@@ -140,6 +141,22 @@ def test_a_consumer_that_leaves_frees_both_sides(pair: Pair, leaves: str) -> Non
             consumer.close()
         pair.require_base()
     assert pair.proxy.passed_bytes < PAYLOAD_BYTES // 2
+
+
+def test_what_the_owner_quarantines_meanwhile_does_not_arrive(pair: Pair) -> None:
+    """Its lease there is still live, but the stream breaks off, and the next one who asks hears why."""
+    spec = large_spec("quarantined meanwhile", model=builders.model_tag(name="poisoned"))
+    pair.producer.publish(spec)
+    pair.proxy.behave(bytes_per_second=SLOW_BYTES_PER_SECOND)
+    target = catalog_service_pb2.QuarantineTarget(model=catalog_service_pb2.ModelPattern(name="poisoned"))
+    order = catalog_service_pb2.QuarantineRequest(request_id="poison", target=target, why="it is a test")
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(pair.acquire, spec)
+        wait_for(lambda: pair.consumer.arena_usage().reservations)
+        catalog = CatalogServiceStub(pair.producer.channel)
+        catalog.Quarantine(order, metadata=pair.producer.metadata, timeout=10.0)
+        assert refusal(asking.result(), spec) is Reason.TRANSFER_FAILED
+    assert refusal(pair.acquire(spec), spec) is Reason.QUARANTINED
 
 
 def test_what_the_owner_does_not_have_is_told_by_the_owner(pair: Pair) -> None:
