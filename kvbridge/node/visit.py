@@ -183,8 +183,7 @@ class Visit:
         if problem is not None:
             return Reason.TRANSFER_FAILED, problem
         try:
-            async with asyncio.timeout(self._visitor.limits.pull_seconds_max):
-                return await self._receive(answer, spec)
+            return await self._receive(answer, spec)
         except TimeoutError:
             return Reason.TRANSFER_FAILED, "the bytes stopped coming, or came too slowly"
         except MemoryExhaustedError as error:
@@ -223,7 +222,8 @@ class Visit:
         began_at = time.perf_counter()
         watched = _Watched(upload, digests, limits.stall_seconds_max)
         try:
-            async with watched.stall:
+            # The check that follows is not timed: it goes on whatever becomes of this, and gives a hold to be returned.
+            async with asyncio.timeout(limits.pull_seconds_max), watched.stall:
                 await self._peer.pull(lease_token, watched, seconds_max=limits.pull_seconds_max)
                 return digests
         finally:

@@ -334,6 +334,24 @@ def test_what_could_not_be_in_time_is_refused_at_once_until_it_is_tried_again() 
     play(scene)
 
 
+def test_a_check_that_takes_long_does_not_end_the_transfer() -> None:
+    """Only the bytes have to come in time; what their check ends with is given back by the visit like any other."""
+
+    async def scene(node: Node) -> None:
+        check = node.bridge._verifier.check
+
+        async def slowly(*terms: Any, **named: Any) -> Any:
+            await asyncio.sleep(20.0)
+            return await check(*terms, **named)
+
+        node.bridge._verifier.check = slowly  # type: ignore[method-assign]
+        [answer] = await node.acquire()
+        assert node.content(answer) == payload().content
+        node.release(answer)
+
+    play(scene, peer_pull_seconds=5.0, lease_ttl_seconds=1000.0)
+
+
 def test_a_patient_caller_keeps_a_transfer_that_a_hurried_one_gave_up() -> None:
     """One caller's end is not the others'."""
 
