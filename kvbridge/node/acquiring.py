@@ -32,7 +32,7 @@ from kvbridge.node.fetching import Fetching, ForeignByKey
 from kvbridge.node.foreign import Foreign
 from kvbridge.node.identity import Client
 from kvbridge.node.journal import Journal
-from kvbridge.node.surroundings import Circumstances, Found, Passage, Surroundings
+from kvbridge.node.surroundings import Circumstances, Found, Passage, Surroundings, computed_by
 from kvbridge.node.tenancy import Tenancy
 
 _HANDOFF_ID_BYTES = 12
@@ -125,7 +125,7 @@ class Acquiring:
         parts: list[_Part] = []
         with tenancy.ledger() as ledger:
             found = [self._find(ledger, terms, foreign) for terms in asked.parts]
-            wanted = list(zip(asked.parts, found, places(found), strict=True))
+            wanted = list(zip(asked.parts, found, places(list(map(_readable, found, asked.parts))), strict=True))
             try:
                 for terms, payload, place in reversed(wanted):
                     nearer = sum(part.passes for part in parts)
@@ -361,6 +361,12 @@ def _candidate(found: Found, *, quarantine: str | None, node_draining: bool) -> 
     )
 
 
+def _readable(found: Found, terms: AcquireTerms) -> Found:
+    """Return what there is, if its tokens mean the same to the consumer: another tokenizer has other words for them."""
+    source = computed_by(found)
+    return found if source is not None and source.tokenizer_digest == terms.model.tokenizer_digest else None
+
+
 def _answer(part: _Part) -> Leased | Fallback:
     found = part.found
     if part.grant is not None:
@@ -368,12 +374,12 @@ def _answer(part: _Part) -> Leased | Fallback:
         assert found.descriptor is not None, part
         expected = part.terms.aligner if found.descriptor.aligner is None else None
         return Leased(grant=part.grant, descriptor=found.descriptor, aligner_to_apply=expected)
-    failure = part.verdict.failure
+    failure, readable = part.verdict.failure, _readable(found, part.terms)
     assert failure is not None, part
     return Fallback(
         finding=failure,
         fallback=FallbackText() if found is None else found.fallback,
-        tokens=None if found is None else found.tokens,
+        tokens=None if readable is None else readable.tokens,
         retry_after_seconds=_NOT_READY_RETRY_SECONDS if failure.reason is Reason.PAYLOAD_NOT_READY else None,
     )
 

@@ -121,7 +121,7 @@ class Surroundings:
     def passage(self, terms: AcquireTerms, found: Found, made: Circumstances, *, now: float) -> Passage:
         """Return what holds for one part."""
         kill_switch = self._catalog.kill_switch_reason()
-        source = _source(found)
+        source = computed_by(found)
         if found is None or source is None:
             return Passage(conditions=Conditions(kill_switch=kill_switch))
         catalog = self._catalog.catalog
@@ -152,7 +152,7 @@ class Surroundings:
 
     def quarantine(self, terms: AcquireTerms, found: Payload | Tombstone | Foreign, tenant: str) -> str | None:
         """Return what about a payload, or the aligner that the consumer will apply to it, is quarantined, or None."""
-        source = _source(found)
+        source = computed_by(found)
         if source is None:
             return None
         descriptor = None if isinstance(found, Tombstone) else found.descriptor
@@ -201,7 +201,8 @@ def canary_share(route: str, terms: AcquireTerms) -> float:
     return (int.from_bytes(digest, "big") >> _SHARE_SURPLUS_BITS) / _SHARE_STEPS
 
 
-def _source(found: Found) -> ModelTag | None:
+def computed_by(found: Found) -> ModelTag | None:
+    """Return the model that computed a payload; None if that is not known."""
     if isinstance(found, Payload):
         return found.spec.model
     return None if found is None else found.model

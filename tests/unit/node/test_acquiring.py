@@ -71,6 +71,7 @@ class Desk:
         verification: Verification = Verification.NONE,
         deadline_seconds: float | None = None,
         edge: str = "",
+        any_tokens: bool = False,
     ) -> HandoffAnswer:
         """Ask for a plan of these payloads."""
         parts = tuple(
@@ -78,7 +79,7 @@ class Desk:
                 reference=PayloadReference(key=key, generation=0),
                 model=builders.model_tag(),
                 geometry=builders.geometry(),
-                tokens=builders.tokens(40),
+                tokens=None if any_tokens else builders.tokens(40),
                 edge=edge,
             )
             for key in keys
@@ -262,3 +263,32 @@ async def test_the_record_tells_who_asked_for_what(desk: Desk) -> None:
     assert (part.leased, part.valid_length, part.verified_at_commit) == (True, 10, Verification.DIGEST)
     assert reasons(await desk.acquire("nobody knows it", client=by_value)) == [Reason.PAYLOAD_UNKNOWN]
     assert desk.newest.parts[0].route is None
+
+
+@pytest.mark.parametrize("any_tokens", [False, True])
+@pytest.mark.parametrize("ended", [False, True])
+async def test_ids_of_another_tokenizer_are_kept_from_the_consumer(desk: Desk, any_tokens: bool, ended: bool) -> None:
+    """They would be other words to it: it takes the text, whose length in its own tokens nobody knows here."""
+    await desk.publish_pieces(2)
+    wordings = {"0": "t1", "other weights": "t0"}
+    for key, tokenizer in wordings.items():
+        await desk.publish(builders.spec(key=key, model=builders.model_tag(revision="r1", tokenizer_digest=tokenizer)))
+        found = desk.bridge.payload(desk.consumer, key, 0)
+        assert found is not None
+        if ended:
+            with desk.bridge._tenancies["default"].ledger() as ledger:
+                ledger.fail(
+                    now=desk.bridge._clock(), payload_id=found.payload_id, reason=Reason.PAYLOAD_CORRUPT, detail="bad"
+                )
+        answer = await desk.acquire(key, "1", any_tokens=any_tokens)
+        first, second = answer.parts
+        assert isinstance(first, Fallback)
+        assert first.fallback.text == "the text"
+        if tokenizer == "t0":
+            assert first.tokens == builders.tokens()
+            assert isinstance(second, Leased)
+        else:
+            assert first.tokens is None
+            assert isinstance(second, Fallback)
+            assert second.finding.reason is Reason.TOKENS_MISMATCH
+        assert (answer.layout is None) is (tokenizer == "t1")
