@@ -15,6 +15,7 @@ from kvbridge.core.catalog import (
     Route,
     RouteMode,
 )
+from kvbridge.core.catalog.entries import CALIBRATION_TOKENS_MAX
 from kvbridge.core.geometry import TOKENS_MAX
 from kvbridge.core.tags import AlignerTag, ModelTag
 from tests import builders
@@ -101,8 +102,8 @@ aligners = st.builds(
     AlignerEntry,
     tag=builders.aligners,
     alignment_error=st.floats(0, 10),
-    general_tokens=st.integers(1, 2**63),
-    in_domain_tokens=st.integers(0, 2**63),
+    general_tokens=st.integers(1, CALIBRATION_TOKENS_MAX),
+    in_domain_tokens=st.integers(0, CALIBRATION_TOKENS_MAX),
     validated=st.booleans(),
 )
 
