@@ -1,4 +1,4 @@
-"""Bridges to damage, and somebody who must not notice."""
+"""Bridges that no test of this folder may damage, as they serve all of them, and somebody who looks on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TTL_SECONDS = 1.5
 """How long references last at a hasty bridge."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def patient() -> Iterator[BridgeProcess]:
     """Run a bridge whose references outlast every test, so that only the end of a client can end them."""
     with running_bridge("--lease-ttl-seconds", "3600", "--reservation-ttl-seconds", "3600") as bridge:
         yield bridge
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def hasty() -> Iterator[BridgeProcess]:
     """Run a bridge whose references end soon."""
     ttl = str(TTL_SECONDS)

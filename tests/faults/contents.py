@@ -7,6 +7,7 @@ payload follows from the key.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from tests.builders import geometry, model_tag
 LAYERS, HEADS, DIM = 4, 2, 16
 TOKENS = 24
 """Tokens of a small payload."""
-LARGE_TOKENS = 8192
-"""Tokens of one that fits into no connection's buffers: 8 MiB."""
+LARGE_TOKENS = 24_576
+"""Tokens of one that fits into no connection's buffers: 24 MiB."""
 MODEL = model_tag()
 SHAPE = geometry(layers=tuple(range(LAYERS)), kv_heads=HEADS, head_dim_k=DIM, head_dim_v=DIM)
 
@@ -60,6 +61,7 @@ def layer_values(key: str, seed: int, layer: int, tokens: int = TOKENS) -> tuple
     return k, v
 
 
+@cache
 def spec_of(key: str, seed: int, tokens: int = TOKENS) -> PayloadSpec:
     """Return how a client of the raw API declares the payload."""
     packed = np.array(ids(seed, tokens), "<u4").tobytes()
@@ -73,6 +75,7 @@ def spec_of(key: str, seed: int, tokens: int = TOKENS) -> PayloadSpec:
     )
 
 
+@cache
 def canonical(key: str, seed: int, tokens: int = TOKENS) -> bytes:
     """Return the canonical bytes of the payload, which streams carry."""
     return b"".join(part.tobytes() for layer in range(LAYERS) for part in layer_values(key, seed, layer, tokens))

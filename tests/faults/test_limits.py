@@ -146,6 +146,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         bystander.close()
 
 
+@pytest.mark.slow
 def test_a_journal_that_may_not_grow(tmp_path: Path) -> None:
     """A write that is cut off in the middle of a line leaves no torn line, and every handoff is there once."""
     journal = tmp_path / "journal"
@@ -237,6 +238,7 @@ def test_a_storm_of_acquires(at_patient: Bystander) -> None:
         at_patient.assert_base()
 
 
+@pytest.mark.slow
 def test_more_calls_than_the_bridge_takes_at_once() -> None:
     """Each is answered or refused at once, what was granted is right, and afterwards there is room again."""
     calls_max = 4

@@ -16,6 +16,8 @@ from tests.faults.conftest import TTL_SECONDS
 from tests.faults.crew import PATIENCE_SECONDS, frozen, memory, restart
 from tests.harness import BridgeProcess, running_bridge, wait_for
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = (
     *("--lease-ttl-seconds", str(TTL_SECONDS), "--reservation-ttl-seconds", str(TTL_SECONDS)),
     *("--peer-open-seconds", "1", "--peer-stall-seconds", "1", "--peer-check-seconds", "0.001"),
