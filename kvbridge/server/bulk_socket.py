@@ -18,6 +18,8 @@ from kvbridge.node.streams import canonical_chunks
 
 CONNECTIONS_MAX = 256
 """Most connections at once; more are closed at once, and their nodes come by gRPC."""
+WINDOW_BYTES = 1 << 20
+"""Bytes that may have left the arena and not the host; what was found bad meanwhile stops behind so many."""
 _REQUEST_SECONDS_MAX = 5.0
 _LOOK_SECONDS = 1.0
 
@@ -82,6 +84,7 @@ class BulkSocketServer:
 
     async def _serve(self, connection: socket.socket) -> None:
         with connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WINDOW_BYTES)
             try:
                 async with asyncio.timeout(_REQUEST_SECONDS_MAX):
                     name, token = await tcp.read_request(connection)
