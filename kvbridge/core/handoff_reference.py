@@ -7,6 +7,7 @@ a message between agents, say, can ask its own node for it as if it were a key, 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -70,12 +71,19 @@ def everywhere(owner: str, reference: PayloadReference) -> PayloadReference:
     return PayloadReference(key=str(HandoffReference(node_id=owner, payload=reference)), generation=1)
 
 
-def lineage(reference: PayloadReference) -> PayloadReference:
+def lineage(reference: PayloadReference, *, here: str = "") -> PayloadReference:
     """Return under what name it is remembered where a payload came from and where it went.
 
-    A node may bring a payload over more than once, each time as a new generation of its own; all are one payload.
+    A node may bring a payload over more than once, each time as a new generation of its own; all are one payload. What
+    is named as a payload of the node `here` goes by its key and generation there, by which that node knows it.
     """
-    return replace(reference, generation=1) if is_handoff_reference(reference.key) else reference
+    if not is_handoff_reference(reference.key):
+        return reference
+    own = f"{SCHEME}{here}/"
+    if here and reference.key.startswith(own):
+        with suppress(InvalidFieldError):  # What names no payload is none of this node's.
+            return HandoffReference.parse(reference.key).payload
+    return replace(reference, generation=1)
 
 
 def is_node_id(text: str) -> bool:

@@ -36,6 +36,7 @@ class Containment:
         self.quarantines = QuarantineKeeper(
             tenancies,
             self.watchers,
+            node_id=config.node_id,
             limits=ProvenanceLimits(
                 seconds=config.provenance_seconds,
                 payloads_max=config.provenance_payloads_max,

@@ -94,12 +94,14 @@ class QuarantineKeeper:
         tenancies: Mapping[str, Tenancy],
         watchers: Watchers,
         *,
+        node_id: str,
         limits: ProvenanceLimits,
         quarantines_max: int,
         path: str,
         clock: Callable[[], float],
     ) -> None:
-        """Keep them in the file at `path`, if one is named; `clock` is the ledgers'."""
+        """Keep them in the file at `path`, if one is named; `clock` is the ledgers', and `node_id` this node's name."""
+        self._node_id = node_id
         self._tenancies = tenancies
         self._watchers = watchers
         self._clock = clock
@@ -146,11 +148,11 @@ class QuarantineKeeper:
     def reserved(self, client: Client, grant: Grant, spec: PayloadSpec) -> None:
         """Note a payload that will be written."""
         self._books[client.tenant].enter(
-            reference=lineage(grant.reference),
+            reference=self._known_as(grant.reference),
             life=grant.reference,
             model=spec.model,
             aligner=spec.aligner,
-            derived_from=map(lineage, spec.derived_from),
+            derived_from=map(self._known_as, spec.derived_from),
         )
 
     def commit_failure(self, tenant: str, payload: Payload) -> tuple[Reason, str] | None:
@@ -171,7 +173,7 @@ class QuarantineKeeper:
                     at=self._clock(),
                     aligner=part.aligner_to_apply,
                 )
-                provenance.receive(lineage(part.grant.reference), receipt)
+                provenance.receive(self._known_as(part.grant.reference), receipt)
 
     def advance(self) -> None:
         """Forget what is past its window."""
@@ -190,7 +192,8 @@ class QuarantineKeeper:
         derived_from: Iterable[PayloadReference],
     ) -> str | None:
         """Say what about a payload, or the aligner that it went or will go through, is quarantined, or None."""
-        return self._books[tenant].problem(lineage(reference), model, aligner, map(lineage, derived_from))
+        sources = map(self._known_as, derived_from)
+        return self._books[tenant].problem(self._known_as(reference), model, aligner, sources)
 
     # What people do
 
@@ -205,7 +208,7 @@ class QuarantineKeeper:
             NotPersistedError: it is in force but could not be written.
         """
         book = self._books[client.tenant]
-        target = lineage(target) if isinstance(target, PayloadReference) and target.generation else target
+        target = self._known_as(target) if isinstance(target, PayloadReference) and target.generation else target
         new = Quarantine(quarantine_id=secrets.token_hex(_ID_BYTES), target=target, why=why, since=time.time())
         known = book.on(target)
         imposed = known or new
@@ -244,6 +247,9 @@ class QuarantineKeeper:
         return self._books[client.tenant].in_force()
 
     # The parts of these
+
+    def _known_as(self, reference: PayloadReference) -> PayloadReference:
+        return lineage(reference, here=self._node_id)
 
     async def _save(self, done: str) -> None:
         if self._file is None:
@@ -300,8 +306,8 @@ class QuarantineKeeper:
     def _ended(self, tenancy: Tenancy, ended: PayloadEnded) -> None:
         """Note the end of a payload, and tell those who hold it if its tensors were found bad."""
         provenance = self._books[tenancy.tenant].provenance
-        provenance.end(lineage(ended.reference), life=ended.reference, now=self._clock())
-        origin = provenance.find(lineage(ended.reference))
+        provenance.end(self._known_as(ended.reference), life=ended.reference, now=self._clock())
+        origin = provenance.find(self._known_as(ended.reference))
         if origin is None or not origin.receipts or ended.reason in _HARMLESS_ENDS:
             return
         event = PayloadRevoked(reference=ended.reference, reason=ended.reason, detail=ended.detail)

@@ -67,3 +67,20 @@ def test_every_bring_over_is_one_payload() -> None:
     again = PayloadReference(key=replica.key, generation=9)
     assert lineage(again) == everywhere("elsewhere", again) == replica
     assert lineage(own) == own
+
+
+@given(reference=references, elsewhere=node_ids)
+def test_what_is_ones_own_goes_by_its_key(reference: HandoffReference, elsewhere: str) -> None:
+    """A node knows its own payloads by key and generation, by whichever name they are meant."""
+    named = PayloadReference(key=str(reference), generation=7)
+    assert lineage(named, here=reference.node_id) == lineage(reference.payload, here=reference.node_id)
+    assert lineage(named, here=reference.node_id) == reference.payload
+    if elsewhere != reference.node_id:
+        assert lineage(named, here=elsewhere) == lineage(named)
+
+
+@pytest.mark.parametrize("rest", ["", "@", "k", "k@0", "@1", "k@01"])
+def test_a_name_of_nothing_stays_as_it_is(rest: str) -> None:
+    """It is nobody's payload, so nothing is taken for it."""
+    named = PayloadReference(key=f"{SCHEME}n/{rest}", generation=1)
+    assert lineage(named, here="n") == named

@@ -12,6 +12,7 @@ from kvbridge.core.catalog.route import ModelPattern
 from kvbridge.core.descriptor import PayloadReference, Verification
 from kvbridge.core.events import PayloadQuarantined
 from kvbridge.core.gate import AcquireTerms
+from kvbridge.core.handoff_reference import everywhere
 from kvbridge.core.ledger import Committed
 from kvbridge.core.reasons import Reason
 from kvbridge.node.acquiring import Acquisition
@@ -174,3 +175,31 @@ async def test_hundreds_of_payloads_end_with_their_root(desk: Desk) -> None:
     assert len(report.payloads) == 801
     usage, _ = desk.bridge.usage(desk.producer)
     assert (usage.payloads, usage.free_bytes) == (0, usage.arena_bytes)
+
+
+async def test_ones_own_payload_is_meant_by_its_name_on_every_node_too() -> None:
+    """People impose the same quarantine on every node, and on its owner it must not miss what it names."""
+    desk = Desk()
+    source = await desk.publish("source")
+    everywhere_named = everywhere(CONFIG.node_id, source)
+    await desk.publish("derived", everywhere_named)
+    report = await desk.quarantines.quarantine(desk.producer, everywhere_named, why="wrong", dry_run=False)
+    assert [touched.reference.key for touched in report.payloads] == ["source", "derived"]
+    for key in ("source", "derived", everywhere_named.key):
+        answer = await desk.acquire(key)
+        assert isinstance(answer, Fallback)
+        assert answer.finding.reason is Reason.QUARANTINED
+    again = await desk.quarantines.quarantine(desk.producer, source, why="wrong", dry_run=False)
+    assert again.quarantine_id == report.quarantine_id
+    await desk.bridge.close()
+
+
+async def test_sources_by_ones_own_name_are_followed() -> None:
+    """What derives from a payload of this node is known to do so, and no other quarantine touches it for doubt."""
+    desk = Desk()
+    source = await desk.publish("source")
+    other = await desk.publish("other")
+    await desk.publish("derived", everywhere(CONFIG.node_id, source))
+    await desk.quarantines.quarantine(desk.producer, other, why="wrong", dry_run=False)
+    assert isinstance(await desk.acquire("derived"), Leased)
+    await desk.bridge.close()
