@@ -15,6 +15,8 @@ import kvbridge
 from kvbridge.core.catalog.route import ModelPattern
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.handoff_reference import HandoffReference, is_handoff_reference
+from kvbridge.core.provenance import shown
 from kvbridge.core.quarantine import AlignerPattern, Quarantine, Target
 
 if TYPE_CHECKING:
@@ -32,7 +34,9 @@ def add_commands(commands: Any) -> None:
     on = quarantine.add_mutually_exclusive_group()
     on.add_argument("--model", dest="on", type=_model, metavar="NAME[@REVISION[+ADAPTER]]", help="a model version")
     on.add_argument("--aligner", dest="on", type=_aligner, metavar="NAME[@VERSION]", help="an aligner version")
-    on.add_argument("--payload", dest="on", type=_payload, metavar="KEY@GENERATION", help="one payload")
+    on.add_argument(
+        "--payload", dest="on", type=_payload, metavar="KEY@GENERATION", help="one payload, or its handoff reference"
+    )
     quarantine.add_argument("--why", default="", help="the reason, for people; consumers are told, too")
     quarantine.add_argument("--dry-run", action="store_true", help="only show what would be touched")
     _add_common(quarantine)
@@ -91,6 +95,9 @@ def _aligner(text: str) -> AlignerPattern:
 
 
 def _payload(text: str) -> PayloadReference:
+    if is_handoff_reference(text):
+        with _checked():
+            return PayloadReference(key=str(HandoffReference.parse(text)), generation=1)
     key, _, generation = text.rpartition("@")
     if not key or not generation.isdecimal() or not int(generation):
         raise argparse.ArgumentTypeError("must be KEY@GENERATION, such as conversation/7@2")
@@ -110,7 +117,7 @@ def _checked() -> Iterator[None]:
 
 def _named(target: Target) -> str:
     if isinstance(target, PayloadReference):
-        return f"payload {target.key}@{target.generation}"
+        return f"payload {shown(target)}"
     if isinstance(target, AlignerPattern):
         return f"aligner {target.name}" + (f"@{target.version}" if target.version else "")
     revision = f"@{target.revision}" if target.revision else "@" if target.adapter is not None else ""
@@ -153,7 +160,7 @@ def _payload_line(payload: QuarantinedPayload) -> str:
     branch = "  └ " if payload.because.startswith(_DERIVED) else "  "
     where = "in memory" if payload.alive else "gone"
     counts = f"{where}, {_count(payload.leases, 'lease')}, {_count(payload.handoffs, 'handoff')}"
-    return f"{branch}{payload.reference.key}@{payload.reference.generation}  ({counts})  {payload.because}"
+    return f"{branch}{shown(payload.reference)}  ({counts})  {payload.because}"
 
 
 def _count(number: int, what: str) -> str:

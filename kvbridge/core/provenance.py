@@ -343,8 +343,8 @@ class Provenance:
 
 
 def shown(reference: PayloadReference) -> str:
-    """Return a reference for people."""
-    return f"{reference.key}@{reference.generation}"
+    """Return a reference for people; a name that holds on every node has its generation in it."""
+    return reference.key if is_handoff_reference(reference.key) else f"{reference.key}@{reference.generation}"
 
 
 def _discard(index: dict, group: object, member: object) -> None:  # type: ignore[type-arg] # of any of the indices

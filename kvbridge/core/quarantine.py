@@ -20,6 +20,7 @@ from kvbridge.core.catalog.route import ModelPattern
 from kvbridge.core.catalog.texts import require_text
 from kvbridge.core.descriptor import PayloadReference, check_key
 from kvbridge.core.errors import InvalidFieldError, LimitExceededError
+from kvbridge.core.handoff_reference import HandoffReference, is_handoff_reference
 from kvbridge.core.provenance import Mark, Origin, Provenance, Receipt, shown
 from kvbridge.core.tags import TAG_FIELD_CHARACTERS_MAX, AlignerTag, ModelTag
 
@@ -99,10 +100,20 @@ def check_target(target: Target) -> None:
     """
     if isinstance(target, PayloadReference):
         check_key(target.key)
+        _check_reference(target.key)
         if target.generation < 1:
             raise InvalidFieldError("target.payload.generation", "is required: another one is another payload")
     elif isinstance(target, ModelPattern) and target == ModelPattern():
         raise InvalidFieldError("target.model", "must name something; the kill switch is what stops everything")
+
+
+def _check_reference(key: str) -> None:
+    """Refuse what is meant for a payload of another node and names none: it would be in force and stop nothing."""
+    if is_handoff_reference(key):
+        try:
+            HandoffReference.parse(key)
+        except InvalidFieldError as error:
+            raise InvalidFieldError("target.payload.key", error.problem) from error
 
 
 class Quarantines:

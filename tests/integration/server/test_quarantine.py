@@ -211,6 +211,8 @@ def test_lifting_ends_it_for_what_is_published_from_then_on(client: ApiClient) -
         (catalog_pb.QuarantineTarget(), "target"),
         (on_model(), "target.model"),
         (on_payload("k", 0), "target.payload.generation"),
+        (on_payload("kvb://owner/k"), "target.payload.key"),
+        (on_payload("kvb://owner/k@0"), "target.payload.key"),
         (catalog_pb.QuarantineTarget(aligner=catalog_pb.AlignerPattern(version="1")), "target.aligner.name"),
     ],
 )
@@ -328,6 +330,20 @@ def test_the_command_shows_what_it_touches(bridge_process: BridgeProcess, client
     assert (missing.returncode, "no quarantine in force" in missing.stderr) == (EXIT_FAILURE, True)
 
 
+def test_the_command_takes_the_name_that_holds_on_every_node(bridge_process: BridgeProcess, client: ApiClient) -> None:
+    """It is what people have in their messages, and it means the payload on its owner and elsewhere."""
+    wanted = spec("everywhere@1", model=version("everywhere"))
+    answer, _ = client.publish(wanted)
+    name = answer.committed.handoff_reference
+    elsewhere = "kvb://elsewhere/k@3"
+    for reference, where in ((name, "everywhere@1@1  (in memory"), (elsewhere, f"{elsewhere}  (gone")):
+        done = _command(bridge_process, "quarantine", "--payload", reference)
+        assert done.stdout.startswith(f"payload {reference}: quarantined")
+        assert where in done.stdout
+    reason, _ = refusal(client, wanted)
+    assert reason == types_pb2.REASON_QUARANTINED
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -336,6 +352,8 @@ def test_the_command_shows_what_it_touches(bridge_process: BridgeProcess, client
         ["--model", "m", "--aligner", "a"],
         ["--payload", "key"],
         ["--payload", "key@0"],
+        ["--payload", "kvb://owner/key"],
+        ["--payload", "kvb://owner@1"],
         ["--aligner", ""],
     ],
 )
