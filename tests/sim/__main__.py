@@ -25,12 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(asked: argparse.Namespace) -> int:
     if asked.seed is not None and asked.seeds is None:
-        return _replay(asked.seed, asked.strike)
+        return _replay(asked)
     count = asked.seeds or 100
     seeds = fresh_seeds(count) if asked.seed is None else range(asked.seed, asked.seed + count)
     total = Total()
     for seed in seeds:
-        report = run_world(seed, strike=asked.strike)
+        report = run_world(seed, strike=asked.strike, rough=asked.rough)
         total.add(report)
         if report.problem:
             print(words(report, asked.strike), flush=True)  # noqa: T201 - people read it
@@ -38,8 +38,8 @@ def _run(asked: argparse.Namespace) -> int:
     return bool(total.failures)
 
 
-def _replay(seed: int, strike: Strike | None) -> int:
-    report = run_world(seed, strike=strike, tracing=True)
+def _replay(asked: argparse.Namespace) -> int:
+    report = run_world(asked.seed, strike=asked.strike, rough=asked.rough, tracing=True)
     for line in report.trace:
         print(line)  # noqa: T201 - people read it
     print(report.problem or "nothing went wrong")  # noqa: T201 - people read it
@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, help="how many seeds to run; without --seed, fresh ones (default 100)")
     parser.add_argument("--seed", type=int, help="the seed to run again, or with --seeds the first of a range")
     parser.add_argument("--strike", type=_strike, help='something that must happen, for example "verify.read crash"')
+    parser.add_argument("--rough", action="store_true", help="let much more go wrong")
     parser.add_argument("--bug", choices=list(BUGS), help="a bug to plant")
     return parser
 

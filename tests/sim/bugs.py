@@ -24,6 +24,7 @@ from kvbridge.core.references import ReferenceKind
 from kvbridge.node.acquiring import Acquiring
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.byte_checks import NODE_CLIENT_ID, ByteChecks
+from kvbridge.node.identity import Client
 from kvbridge.node.quarantines import QuarantineKeeper
 from kvbridge.node.replicas import Replicas
 from kvbridge.node.upload import Upload
@@ -113,10 +114,10 @@ async def _check_without_lease(self: ByteChecks, tenancy: Any, payload: Any, lev
     return finding.failure
 
 
-async def _commit_replica_unchecked(self: Bridge, client: Any, token: str, seal: Any) -> Any:
+async def _commit_replica_unchecked(self: Bridge, client: Client, *terms: Any, **named: Any) -> Any:
     if client.client_id == NODE_CLIENT_ID:
-        seal = replace(seal, verification=Verification.NONE)
-    return await _commit(self, client, token, seal)
+        named = {**named, "digested": True}
+    return await _commit(self, client, *terms, **named)
 
 
 def _refuse_and_keep(self: Acquiring, asked: Any, tenancy: Any, part: Any, *failure: Any) -> None:
@@ -198,7 +199,7 @@ BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
         "quarantine tells nobody": [(QuarantineKeeper, "_tell", _nothing)],
         "bad bytes are not told of": [(QuarantineKeeper, "_is_live", _never)],
         "replicas of an earlier start are used": [(Replicas, "is_current", _always)],
-        "quarantine forgets what waits for a check": [(Acquiring, "_end_quarantined", _nothing)],
+        "quarantine forgets what waits for a check": [(Acquiring, "_look_again", _nothing)],
     }
 )
 """What is replaced by what, by the name of the bug."""

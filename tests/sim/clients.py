@@ -143,7 +143,7 @@ class SimulatedClient:
             self._renew: 2,
             self._release: 4,
             self._report: 0.5,
-            self._quarantine: 0.4,
+            self._quarantine: 1.2 if self.world.rough else 0.3,
             self._freeze: 0.4,
         }
         while True:
@@ -340,7 +340,7 @@ class SimulatedClient:
             await start.reach(Failpoint.ACQUIRE_ANSWERED)
             return answer
 
-        if self.chance.random() < _DIES_WAITING_SHARE:
+        if self.chance.random() < _DIES_WAITING_SHARE * (1 + self.world.rough):
             self.world.loop.call_later(self.chance.choice((0.01, 0.1, 0.4)), self.crash)
         self._take(start, parts, await start.serve("acquire", acquire))
         if self.chance.random() < 0.7:

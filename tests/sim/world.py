@@ -25,6 +25,8 @@ TRACE_LINES_MAX = 2_000_000
 QUIET_SECONDS = 120.0
 """How long a world is left alone until everything must have ended by itself."""
 _SETTLE_SECONDS_MAX = 300.0
+_ROUGH_SHARE = 0.25
+_ROUGH_STRIKE_SHARE = 0.04
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +54,21 @@ class Report:
 class World:
     """Everything in one run."""
 
-    def __init__(self, seed: str, *, seconds: float, strike: Strike | None, tracing: bool) -> None:
-        """Begin with nothing but a loop."""
+    def __init__(self, seed: str, *, seconds: float, strike: Strike | None, rough: bool, tracing: bool) -> None:
+        """Begin with nothing but a loop; every fourth world is `rough` anyway."""
         self.seed, self.seconds = seed, seconds
         self.chance = random.Random(f"{seed} world")
         self.loop = SimulatedLoop(seed)
         self.judge = Judge()
-        self.failpoints = Failpoints(seed, share=self.chance.choice((0.0, 0.005, 0.02)), strike=strike)
-        lossy = self.chance.random() < 0.5
+        self.rough = self.chance.random() < _ROUGH_SHARE or rough
+        """Whether much more goes wrong than in others."""
+        share = self.chance.choice((0.0, 0.005, 0.02))
+        self.failpoints = Failpoints(seed, share=_ROUGH_STRIKE_SHARE if self.rough else share, strike=strike)
+        lossy = self.chance.random() < 0.5 or self.rough
         self.wires = Wires(
             seed, lost_share=self.chance.uniform(0, 0.05) * lossy, garbled_share=self.chance.uniform(0, 0.02) * lossy
         )
-        self.hosts = [f"node-{n}" for n in range(self.chance.choice((1, 2, 2, 3)))]
+        self.hosts = [f"node-{n}" for n in range(self.chance.choice((2, 2, 3) if rough else (1, 2, 2, 3)))]
         self.starts: dict[str, Start] = {}
         self.clients: list[SimulatedClient] = []
         self.published: list[tuple[str, PayloadReference]] = []
@@ -306,9 +311,16 @@ class World:
             start.bridge._verifier.close()
 
 
-def run_world(seed: str | int, *, seconds: float = 15.0, strike: Strike | None = None, tracing: bool = False) -> Report:
+def run_world(
+    seed: str | int,
+    *,
+    seconds: float = 15.0,
+    strike: Strike | None = None,
+    rough: bool = False,
+    tracing: bool = False,
+) -> Report:
     """Run one world for `seconds` of its time, and what it takes to come to rest."""
-    world = World(str(seed), seconds=seconds, strike=strike, tracing=tracing)
+    world = World(str(seed), seconds=seconds, strike=strike, rough=rough, tracing=tracing)
     problem = ""
     with virtual_surroundings(world.loop, str(seed)):
         world.loop.after_each_step(world.look)
