@@ -6,8 +6,8 @@ PYTEST_ARGS ?=
 # What `make sim` runs: so many fresh seeds, or the one seed SEED with everything that happens in it.
 SEEDS ?= 1000
 SEED ?=
-# Test processes; 0 runs the tests in pytest's own process.
-JOBS ?= 0
+# Test processes; 0 runs the tests in pytest's own process, where a debugger finds them.
+JOBS ?= 2
 
 # Older releases of pip do not know --group.
 PIP_REQUIREMENT := pip==26.3
@@ -22,7 +22,8 @@ OVERLAY := $(VENV)/overlays/transformers-5.0.0
 OVERLAY_REQUIREMENTS := constraints-transformers-5.0.txt
 ACCEPTED_API := proto/kvbridge.binpb
 
-PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+# Neighbours stay together as long as both processes have work: many share a bridge.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 TYPED_PATHS := kvbridge $(wildcard tests) $(sort $(dir $(wildcard benchmarks/*.py examples/*.py scripts/*.py)))
 
 # Models and data come from packages: nothing here asks a hub for anything.
