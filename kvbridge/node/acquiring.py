@@ -15,50 +15,24 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from kvbridge.core.attention import AttentionLayout, AttentionSpan
-from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, Verification
+from kvbridge.core.descriptor import Verification
 from kvbridge.core.gate import AcquireTerms, Candidate, Conditions, Question, Verdict, decide
-from kvbridge.core.geometry import TOKENS_MAX
-from kvbridge.core.journal import HandoffRecord, PartRecord
-from kvbridge.core.layout import slot_layout
-from kvbridge.core.ledger import Grant, Ledger, Payload, Tombstone
+from kvbridge.core.journal import HandoffRecord
+from kvbridge.core.ledger import Grant, Ledger, Payload
 from kvbridge.core.plan import Place, placed, places
 from kvbridge.core.reasons import Reason
-from kvbridge.node.answers import Fallback, HandoffAnswer, Leased
+from kvbridge.node.answers import HandoffAnswer
 from kvbridge.node.byte_checks import ByteChecks, Failure
 from kvbridge.node.fetching import Fetching, ForeignByKey
 from kvbridge.node.foreign import Foreign
 from kvbridge.node.identity import Client
 from kvbridge.node.journal import Journal
-from kvbridge.node.surroundings import Circumstances, Found, Passage, Surroundings, computed_by
+from kvbridge.node.parts import Part, answer_to, candidate_of, layout_of, readable, record_of
+from kvbridge.node.surroundings import Circumstances, Found, Surroundings
 from kvbridge.node.tenancy import Tenancy
 
 _HANDOFF_ID_BYTES = 12
-_NOT_READY_RETRY_SECONDS = 0.05
-
-
-@dataclass(slots=True, kw_only=True)
-class _Part:
-    """One part on its way to an answer."""
-
-    terms: AcquireTerms
-    """What is asked for, in its place."""
-    place: Place
-    """Where it stands."""
-    found: Found
-    """What there is."""
-    passage: Passage
-    """What holds around it."""
-    verdict: Verdict
-    """What the gate found so far."""
-    passes: bool = False
-    """Whether it gets a lease, be it only to see what would have become of it on a route that shadows."""
-    grant: Grant | None = None
-    """Its lease."""
-    verified_now: Verification = Verification.NONE
-    """How far its bytes were checked for this handoff."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +84,8 @@ class Acquiring:
         self._end_shadows(asked, tenancy, parts)
         answer = HandoffAnswer(
             handoff_id=secrets.token_hex(_HANDOFF_ID_BYTES),  # Never looks like an option to a command.
-            parts=tuple(_answer(part) for part in parts),
-            layout=_layout(parts),
+            parts=tuple(answer_to(part) for part in parts),
+            layout=layout_of(parts),
         )
         self._record(asked, tenancy, answer, parts)
         return answer
@@ -120,12 +94,12 @@ class Acquiring:
 
     def _decide_all(
         self, asked: Acquisition, tenancy: Tenancy, foreign: ForeignByKey, *, node_draining: bool
-    ) -> list[_Part]:
+    ) -> list[Part]:
         """Decide every part, the nearest first, and lease what passes and is here; all or, on an error, nothing."""
-        parts: list[_Part] = []
+        parts: list[Part] = []
         with tenancy.ledger() as ledger:
             found = [self._find(ledger, terms, foreign) for terms in asked.parts]
-            wanted = list(zip(asked.parts, found, places(list(map(_readable, found, asked.parts))), strict=True))
+            wanted = list(zip(asked.parts, found, places(list(map(readable, found, asked.parts))), strict=True))
             try:
                 for terms, payload, place in reversed(wanted):
                     nearer = sum(part.passes for part in parts)
@@ -147,14 +121,14 @@ class Acquiring:
 
     async def _decide_with_others(
         self, asked: Acquisition, tenancy: Tenancy, *, is_draining: Callable[[], bool]
-    ) -> list[_Part]:
+    ) -> list[Part]:
         """Bring over from other nodes what passes every check but that of its bytes, and decide every part.
 
         What is here already stays leased meanwhile, so that it does not make room for what comes.
         """
-        kept: list[_Part] = []
+        kept: list[Part] = []
 
-        def decide_all(foreign: ForeignByKey) -> list[_Part]:
+        def decide_all(foreign: ForeignByKey) -> list[Part]:
             return self._decide_all(asked, tenancy, foreign, node_draining=is_draining())
 
         def passing(foreign: ForeignByKey) -> list[str]:
@@ -186,7 +160,7 @@ class Acquiring:
         place: Place,
         *,
         node_draining: bool,
-    ) -> _Part:
+    ) -> Part:
         made = Circumstances(
             tenant=tenancy.tenant,
             attached=asked.client.attached,
@@ -194,13 +168,13 @@ class Acquiring:
             deadline_seconds=self._seconds_left(asked),
         )
         passage = self._surroundings.passage(terms, found, made, now=self._clock())
-        candidate = _candidate(found, quarantine=passage.quarantine, node_draining=node_draining)
+        candidate = candidate_of(found, quarantine=passage.quarantine, node_draining=node_draining)
         if passage.probe_figures:
             candidate = replace(candidate, probe_figures=passage.probe_figures)
         verdict = _ask(terms, candidate, passage.conditions)
-        return _Part(terms=terms, place=place, found=found, passage=passage, verdict=verdict)
+        return Part(terms=terms, place=place, found=found, passage=passage, verdict=verdict)
 
-    def _lease(self, client: Client, ledger: Ledger, part: _Part) -> Grant:
+    def _lease(self, client: Client, ledger: Ledger, part: Part) -> Grant:
         assert isinstance(part.found, Payload), part
         return ledger.lease(
             now=self._clock(), client_id=client.client_id, attached=client.attached, payload_id=part.found.payload_id
@@ -208,7 +182,7 @@ class Acquiring:
 
     # Bytes
 
-    async def _see_to_all_bytes(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[_Part]) -> None:
+    async def _see_to_all_bytes(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[Part]) -> None:
         leased = [part for part in parts if part.grant is not None]
         try:
             await asyncio.gather(*(self._see_to_bytes(asked, tenancy, part) for part in leased))
@@ -217,7 +191,7 @@ class Acquiring:
                 self._drop(asked.client, ledger, parts)
             raise
 
-    async def _see_to_bytes(self, asked: Acquisition, tenancy: Tenancy, part: _Part) -> None:
+    async def _see_to_bytes(self, asked: Acquisition, tenancy: Tenancy, part: Part) -> None:
         """Check a leased part's bytes; it loses its lease if they are bad or late."""
         assert part.grant is not None, part
         assert isinstance(part.found, Payload), part
@@ -235,7 +209,7 @@ class Acquiring:
             # What was quarantined meanwhile cannot be checked any more, and that it is quarantined is why.
             self._refuse(asked, tenancy, part, *(self._quarantined(tenancy, part) or failure))
 
-    def _look_again(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[_Part]) -> None:
+    def _look_again(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[Part]) -> None:
         """Refuse what may not be handed over any more, whatever happened while the bytes were checked."""
         kill_switch = self._surroundings.kill_switch_reason()
         for part in parts:
@@ -247,24 +221,24 @@ class Acquiring:
             elif part.grant is not None and kill_switch is not None:
                 self._switch_off(asked, tenancy, part, kill_switch)
 
-    def _lost(self, asked: Acquisition, tenancy: Tenancy, part: _Part) -> Failure | None:
+    def _lost(self, asked: Acquisition, tenancy: Tenancy, part: Part) -> Failure | None:
         assert part.grant is not None, part
         with tenancy.ledger() as ledger:
             return self._byte_checks.lost(ledger, asked.client.client_id, part.grant)
 
-    def _switch_off(self, asked: Acquisition, tenancy: Tenancy, part: _Part, kill_switch: str) -> None:
+    def _switch_off(self, asked: Acquisition, tenancy: Tenancy, part: Part, kill_switch: str) -> None:
         with tenancy.ledger() as ledger:
             self._give_back(asked.client, ledger, [part])
         conditions = replace(part.passage.conditions, kill_switch=kill_switch)
-        candidate = _candidate(part.found, quarantine=None, node_draining=False)
+        candidate = candidate_of(part.found, quarantine=None, node_draining=False)
         part.verdict = part.verdict.after(_ask(part.terms, candidate, conditions))
 
-    def _quarantined(self, tenancy: Tenancy, part: _Part) -> Failure | None:
+    def _quarantined(self, tenancy: Tenancy, part: Part) -> Failure | None:
         assert part.found is not None, part
         quarantine = self._surroundings.quarantine(part.terms, part.found, tenancy.tenant)
         return None if quarantine is None else (Reason.QUARANTINED, quarantine)
 
-    def _refuse(self, asked: Acquisition, tenancy: Tenancy, part: _Part, reason: Reason, detail: str) -> None:
+    def _refuse(self, asked: Acquisition, tenancy: Tenancy, part: Part, reason: Reason, detail: str) -> None:
         with tenancy.ledger() as ledger:
             self._give_back(asked.client, ledger, [part])
         ended = Candidate(known=True, ended=reason, ended_detail=detail)
@@ -275,17 +249,17 @@ class Acquiring:
             return None
         return asked.deadline_seconds - (time.perf_counter() - asked.arrived_at)
 
-    def _end_shadows(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[_Part]) -> None:
+    def _end_shadows(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[Part]) -> None:
         shadows = [part for part in parts if part.grant is not None and part.verdict.failure is not None]
         with tenancy.ledger() as ledger:
             self._give_back(asked.client, ledger, shadows)
 
-    def _drop(self, client: Client, ledger: Ledger, parts: Sequence[_Part]) -> None:
+    def _drop(self, client: Client, ledger: Ledger, parts: Sequence[Part]) -> None:
         """Leave nothing of an acquire that is not answered."""
         self._give_back(client, ledger, parts)
         self._surroundings.forgo((part.passage for part in parts), now=self._clock())
 
-    def _give_back(self, client: Client, ledger: Ledger, parts: Sequence[_Part]) -> None:
+    def _give_back(self, client: Client, ledger: Ledger, parts: Sequence[Part]) -> None:
         """Return leases that the consumer was never told of, however they stand by now."""
         for part in parts:
             if part.grant is not None:
@@ -294,7 +268,7 @@ class Acquiring:
 
     # Remembering
 
-    def _record(self, asked: Acquisition, tenancy: Tenancy, answer: HandoffAnswer, parts: Sequence[_Part]) -> None:
+    def _record(self, asked: Acquisition, tenancy: Tenancy, answer: HandoffAnswer, parts: Sequence[Part]) -> None:
         terms = asked.parts[0]
         record = HandoffRecord(
             handoff_id=answer.handoff_id,
@@ -307,7 +281,7 @@ class Acquiring:
             seconds=time.perf_counter() - asked.arrived_at,
             deadline_seconds=asked.deadline_seconds,
             by_value=not asked.client.attached,
-            parts=tuple(_part_record(part) for part in parts),
+            parts=tuple(record_of(part) for part in parts),
         )
         self._surroundings.note(record, [part.grant for part in parts], now=self._clock())
         self._journal.add(record)
@@ -317,109 +291,16 @@ def _ask(terms: AcquireTerms, candidate: Candidate, conditions: Conditions) -> V
     return decide(Question(terms=terms, candidate=candidate, conditions=conditions), clock=time.perf_counter)
 
 
-def _refuse_what_is_not_here(parts: Sequence[_Part]) -> None:
+def _refuse_what_is_not_here(parts: Sequence[Part]) -> None:
     """Fail what passes now, but did not when it could still have been brought over."""
     for part in parts:
         if part.passes and isinstance(part.found, Foreign):
             lost = part.found.lost((Reason.TRANSFER_FAILED, "the bytes were not brought over"))
-            candidate = _candidate(lost, quarantine=None, node_draining=False)
+            candidate = candidate_of(lost, quarantine=None, node_draining=False)
             part.verdict = part.verdict.after(_ask(part.terms, candidate, part.passage.conditions))
             part.passes = False
 
 
-def _is_leased(part: _Part) -> bool:
+def _is_leased(part: Part) -> bool:
     """Tell whether a part gets a lease, be it only to see what would have become of it on a route that shadows."""
     return part.verdict.failure is None or (part.passage.shadows and part.verdict.would_pass)
-
-
-def _candidate(found: Found, *, quarantine: str | None, node_draining: bool) -> Candidate:
-    if isinstance(found, Foreign):
-        return Candidate(
-            node_draining=node_draining,
-            known=found.known,
-            ended=found.ended,
-            ended_detail=found.detail,
-            descriptor=found.descriptor,
-            quarantine=quarantine,
-        )
-    if isinstance(found, Tombstone):
-        return Candidate(
-            node_draining=node_draining,
-            known=True,
-            ended=found.reason,
-            ended_detail=found.detail,
-            quarantine=quarantine,
-        )
-    if found is None:
-        return Candidate(node_draining=node_draining, known=False)
-    ready = found.committed_at is not None
-    return Candidate(
-        node_draining=node_draining,
-        known=True,
-        descriptor=found.descriptor if ready else None,
-        quarantine=quarantine,
-    )
-
-
-def _readable(found: Found, terms: AcquireTerms) -> Found:
-    """Return what there is, if its tokens mean the same to the consumer: another tokenizer has other words for them."""
-    source = computed_by(found)
-    return found if source is not None and source.tokenizer_digest == terms.model.tokenizer_digest else None
-
-
-def _answer(part: _Part) -> Leased | Fallback:
-    found = part.found
-    if part.grant is not None:
-        assert isinstance(found, Payload), part
-        assert found.descriptor is not None, part
-        expected = part.terms.aligner if found.descriptor.aligner is None else None
-        return Leased(grant=part.grant, descriptor=found.descriptor, aligner_to_apply=expected)
-    failure, readable = part.verdict.failure, _readable(found, part.terms)
-    assert failure is not None, part
-    return Fallback(
-        finding=failure,
-        fallback=FallbackText() if found is None else found.fallback,
-        tokens=None if readable is None else readable.tokens,
-        retry_after_seconds=_NOT_READY_RETRY_SECONDS if failure.reason is Reason.PAYLOAD_NOT_READY else None,
-    )
-
-
-def _layout(parts: Sequence[_Part]) -> AttentionLayout | None:
-    spans = []
-    for part in parts:
-        offset, length = part.place.token_offset, part.place.length
-        if offset is None or length is None:
-            return None
-        position = part.terms.first_position + offset
-        if position + length > TOKENS_MAX:
-            return None
-        spans.append(AttentionSpan(first_position=position, length=length, cached=part.grant is not None))
-    return AttentionLayout(spans=tuple(spans)) if sum(span.length for span in spans) <= TOKENS_MAX else None
-
-
-def _part_record(part: _Part) -> PartRecord:
-    found = part.found
-    descriptor = found.descriptor if isinstance(found, Payload | Foreign) else None
-    known = {} if descriptor is None else _described(descriptor, part.terms)
-    return PartRecord(
-        reference=part.terms.reference if found is None else found.reference,
-        verdict=part.verdict,
-        leased=part.grant is not None,
-        route=part.passage.route,
-        route_mode=part.passage.conditions.policy.mode,
-        trial=part.passage.trial,
-        payload_id=found.payload_id if isinstance(found, Payload) else None,
-        verified_now=part.verified_now,
-        **known,
-    )
-
-
-def _described(descriptor: PayloadDescriptor, terms: AcquireTerms) -> dict[str, Any]:
-    layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
-    return {
-        "valid_length": descriptor.valid_length,
-        "payload_bytes": layout.canonical_bytes(descriptor.valid_length),
-        "verified_at_commit": descriptor.verified,
-        "aligner": descriptor.aligner or terms.aligner,
-        "aligner_applied": descriptor.aligner is not None,
-    }
