@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,8 @@ def pair(module_pair: Pair) -> Iterator[Pair]:
     """Lend the module's pair with a network that behaves, and require that nothing is left on either side."""
     module_pair.proxy.behave()
     yield module_pair
+    for node in (module_pair.owner, module_pair.puller):
+        node.signal(signal.SIGCONT)  # A test that failed may have left one frozen.
     module_pair.proxy.behave()
     module_pair.require_base()
 

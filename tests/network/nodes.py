@@ -34,10 +34,10 @@ SETTINGS = (
 )
 
 
-def large_spec(key: str, **changes: Any) -> PayloadSpec:
-    """Return a spec of 4 MiB."""
+def large_spec(key: str, *, tokens: int = TOKENS, **changes: Any) -> PayloadSpec:
+    """Return a spec of 4 MiB, or in proportion to its tokens."""
     geometry = builders.geometry(kv_heads=4, head_dim_k=64, head_dim_v=64)
-    return builders.spec(key=key, geometry=geometry, capacity_tokens=TOKENS, tokens=builders.tokens(TOKENS), **changes)
+    return builders.spec(key=key, geometry=geometry, capacity_tokens=tokens, tokens=builders.tokens(tokens), **changes)
 
 
 def foreign(key: str, *, owner: str = "owner", generation: int = 1) -> list[types_pb2.PayloadReference]:

@@ -32,7 +32,8 @@ def pulled(pair: Pair, spec: PayloadSpec) -> pb.Part:
 
 def test_an_owner_that_is_frozen(pair: Pair) -> None:
     """Before it is asked nobody knows the text; in the middle it does; when it goes on nothing is left there."""
-    before, middle = large_spec("frozen before"), large_spec("frozen in the middle")
+    # More than the kernel takes from a sender: else all of it is on its way before the owner is frozen.
+    before, middle = large_spec("frozen before"), large_spec("frozen in the middle", tokens=4 * TOKENS)
     pair.producer.publish(before)
     pair.producer.publish(middle)
     pair.owner.signal(signal.SIGSTOP)
