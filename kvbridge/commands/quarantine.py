@@ -134,10 +134,10 @@ def _fields(quarantine: Quarantine) -> dict[str, Any]:
 
 
 def _list_lines(quarantines: Iterable[Quarantine]) -> Iterable[str]:
-    yield f"{'id':<16}{'since':<24}on"
+    yield f"{'id':<18}{'since':<22}on"
     for quarantine in quarantines:
         why = f": {quarantine.why}" if quarantine.why else ""
-        yield f"{quarantine.quarantine_id:<16}{_time(quarantine.since):<24}{_named(quarantine.target)}{why}"
+        yield f"{quarantine.quarantine_id:<18}{_time(quarantine.since):<22}{_named(quarantine.target)}{why}"
 
 
 def _time(seconds: float) -> str:
