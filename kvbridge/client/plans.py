@@ -180,7 +180,11 @@ def _fallback(text: str | None, text_uri: str | None, summary: str | None) -> Fa
 
 
 def _references(derived_from: Iterable[PayloadReference]) -> tuple[PayloadReference, ...]:
-    references = tuple(derived_from)
+    try:
+        references = tuple(derived_from)
+    except TypeError:
+        kind = type(derived_from).__name__
+        raise ArgumentTypeError("derived_from", f"must be PayloadReferences in an iterable, got {kind}") from None
     for reference in references:
         require_type("derived_from", reference, PayloadReference)
     return references

@@ -44,7 +44,7 @@ def test_short_handoffs_pass_after_a_calibration(
     prompt = [*ids, 2]
     assert port.acquire(bridge, "k", tokens=prompt).reason is Reason.TOO_SHORT_TO_PAY
     status = main(
-        ["calibrate", "--model", str(checkpoint), "--bridge", bridge_process.target, "--tokens", "80,40", "--json"]
+        ["calibrate", "--model", str(checkpoint), "--target", bridge_process.target, "--tokens", "80,40", "--json"]
     )
     assert status == 0
     shown = json.loads(capsys.readouterr().out)
@@ -64,7 +64,7 @@ def test_the_table_says_what_was_measured(
     bridge_process: BridgeProcess, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """For people there is a line for each length, and one that says from where on a handoff pays."""
-    assert main(["calibrate", "--model", str(checkpoint), "--bridge", bridge_process.target, "--tokens", "30"]) == 0
+    assert main(["calibrate", "--model", str(checkpoint), "--target", bridge_process.target, "--tokens", "30"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:3] == ["tokens", "prefill", "s"]
     assert lines[2].split()[0] == "30"
@@ -75,7 +75,7 @@ def test_without_a_bridge_the_figures_are_shown_and_the_command_fails(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was measured is not lost, and nobody takes it for reported."""
-    options = ["calibrate", "--model", str(checkpoint), "--bridge", "unix:/nowhere/s", "--tokens", "16", "--json"]
+    options = ["calibrate", "--model", str(checkpoint), "--target", "unix:/nowhere/s", "--tokens", "16", "--json"]
     assert main(options) == 1
     [one] = json.loads(capsys.readouterr().out)["lengths"]
     assert not one["reported"]

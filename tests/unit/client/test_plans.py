@@ -98,6 +98,7 @@ def test_a_context_becomes_a_digest() -> None:
         ("ttl_seconds", True),
         ("hold", 1),
         ("derived_from", ["b"]),
+        ("derived_from", PayloadReference(key="b", generation=1)),
         ("verification", "FULL "),
         ("aligner", "name"),
         ("media", [b"picture"]),
