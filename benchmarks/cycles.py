@@ -16,6 +16,19 @@ from benchmarks.workload import MIB, Tensors, token_ids, warm_tensors
 PAYLOAD_BYTES = MIB
 ARENA_BYTES = 256 * MIB
 """Room for 64 slots, because clients return what they release in the background, some cycles later."""
+REMEMBERED_MAX = 512
+"""What the bridge remembers of handoffs and ended payloads at most: full before the first look, unlike the defaults."""
+MEMORY_FLAGS = tuple(
+    word
+    for name in (
+        "tombstones",
+        "answers-remembered",
+        "journal-records",
+        "provenance-payloads",
+        "provenance-handoffs",
+    )
+    for word in (f"--{name}-max", str(REMEMBERED_MAX))
+)
 PAYLOADS_MAX = 16
 """Payloads that may wait for their releases when a new batch of cycles begins."""
 CYCLES_BETWEEN_WAITS = 32
@@ -68,7 +81,7 @@ class CycleFigures:
 def measure_cycles(cycles: int) -> CycleFigures:
     """Hand over `cycles` payloads, at least two, with processes of their own for bridge and consumer."""
     with (
-        running_bridge(ARENA_BYTES) as node,
+        running_bridge(ARENA_BYTES, *MEMORY_FLAGS) as node,
         kvbridge.connect(node.target) as bridge,
         running_consumer(node.target) as consumer,
     ):
