@@ -9,6 +9,7 @@ from enum import StrEnum, unique
 from kvbridge.core.context import NO_CONTEXT, check_context
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.geometry import TOKENS_MAX, CacheGeometry
+from kvbridge.core.layout import slot_layout
 from kvbridge.core.media import MediaItem, check_media
 from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.core.tokens import TokenSequence
@@ -179,9 +180,9 @@ class PayloadDescriptor:
     """What the model saw before the first token; empty if nothing."""
 
     @property
-    def speaks_to(self) -> ModelTag:
-        """Return the model that can read the cache: the one that computed it, or the one that it was aligned to."""
-        return self.model if self.aligner is None else self.aligner.target
+    def canonical_bytes(self) -> int:
+        """Return how many canonical bytes the payload has."""
+        return slot_layout(self.geometry, self.capacity_tokens).canonical_bytes(self.valid_length)
 
 
 def seal(

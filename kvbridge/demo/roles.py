@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import kvbridge
-from kvbridge.core.layout import slot_layout
 from kvbridge.demo import checkpoint, document
 from kvbridge.demo.events import emit
 from kvbridge.demo.inference import Continuation, continue_greedily
@@ -143,7 +142,7 @@ class Agent:
 def _bytes_moved(handoff: kvbridge.Handoff) -> int:
     descriptor = handoff.descriptor
     assert descriptor is not None, handoff
-    return slot_layout(descriptor.geometry, descriptor.capacity_tokens).canonical_bytes(descriptor.valid_length)
+    return descriptor.canonical_bytes
 
 
 def _key(length: int) -> str:

@@ -23,7 +23,6 @@ from kvbridge.core.handoff_reference import SCHEME, HandoffReference, is_handoff
 from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Committed, Grant, Page, Payload, Rejected, Usage
 from kvbridge.core.plan import check_plan
-from kvbridge.core.reasons import Reason
 from kvbridge.link.port import NoPeers, Peers
 from kvbridge.memory.arena import ArenaSnapshot, HostArena
 from kvbridge.node.acquiring import Acquiring, Acquisition
@@ -38,7 +37,7 @@ from kvbridge.node.fetching import Fetching
 from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, PEER_PREFIX, Client, SessionEndedError, Sessions
 from kvbridge.node.incarnations import Incarnations
 from kvbridge.node.journal import Journal
-from kvbridge.node.lending import Lent, Refused, lend, require_good
+from kvbridge.node.lending import UNKNOWN, Lent, Refused, lend, require_good
 from kvbridge.node.observation import Observation
 from kvbridge.node.probes import Probes
 from kvbridge.node.replicas import Replicas
@@ -265,9 +264,7 @@ class Bridge:
             LimitExceededError: the other node has too many references.
         """
         if tenant not in self._tenancies:
-            return Refused(
-                reason=Reason.PAYLOAD_UNKNOWN, detail="the owner knows nothing under this key and generation"
-            )
+            return UNKNOWN
         return lend(
             self._tenancies[tenant],
             client,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from kvbridge.core.cost import CostCurve
 from kvbridge.core.descriptor import PayloadDescriptor, Verification
 from kvbridge.core.errors import InvalidFieldError
-from kvbridge.core.layout import slot_layout
 
 CheckedPayload = tuple[str, int]
 """Tenant, and the payload in its ledger."""
@@ -49,7 +48,7 @@ class CheckCosts:
         """Time a check; one that breaks off teaches nothing."""
         alone, number = not self._running, self._begun
         self._begun += 1
-        check = _Running(payload=payload, level=level, nbytes=canonical_bytes(descriptor), began_at=self._clock())
+        check = _Running(payload=payload, level=level, nbytes=descriptor.canonical_bytes, began_at=self._clock())
         self._running[number] = check
         done = False
         try:
@@ -69,7 +68,7 @@ class CheckCosts:
         if level is Verification.NONE:
             return 0.0
         shared = self._shared(payload, level)
-        seconds = self._curves[level].at_most(canonical_bytes(descriptor) + self._running_bytes(shared))
+        seconds = self._curves[level].at_most(descriptor.canonical_bytes + self._running_bytes(shared))
         if seconds is None:
             return 0.0
         return seconds if shared is None else max(seconds - (self._clock() - shared.began_at), 0.0)
@@ -84,8 +83,3 @@ class CheckCosts:
     def _learn(self, check: _Running) -> None:
         with suppress(InvalidFieldError):  # A clock that showed no time at all.
             self._curves[check.level].record(check.nbytes, self._clock() - check.began_at, size_field="bytes")
-
-
-def canonical_bytes(descriptor: PayloadDescriptor) -> int:
-    """Return the canonical bytes of a payload."""
-    return slot_layout(descriptor.geometry, descriptor.capacity_tokens).canonical_bytes(descriptor.valid_length)

@@ -14,7 +14,7 @@ from kvbridge.core.descriptor import PayloadDescriptor, Verification
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.gate import Costs
 from kvbridge.core.tags import ModelTag
-from kvbridge.node.check_costs import CheckCosts, CheckedPayload, canonical_bytes
+from kvbridge.node.check_costs import CheckCosts, CheckedPayload
 
 BY_VALUE = "(by value)"
 """Stands for the place of clients that share no memory with the node; no node has this name."""
@@ -54,7 +54,7 @@ class CostKeeper:
         owner: str | None = None,
     ) -> Costs:
         """Return what handing over a payload costs, and whether that pays; `owner` is the node that still has it."""
-        pair, nbytes = self._pair(attached=attached, owner=owner), canonical_bytes(descriptor)
+        pair, nbytes = self._pair(attached=attached, owner=owner), descriptor.canonical_bytes
         check_seconds = self.checks.estimate(payload, descriptor, verification)
         moved = self.model.estimate(consumer, pair, descriptor.valid_length, nbytes)
         estimate = _with_check(moved, check_seconds)

@@ -11,7 +11,6 @@ from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, Verificati
 from kvbridge.core.gate import AcquireTerms, Candidate, Verdict
 from kvbridge.core.geometry import TOKENS_MAX
 from kvbridge.core.journal import PartRecord
-from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Grant, Payload, Tombstone
 from kvbridge.core.plan import Place
 from kvbridge.core.reasons import Reason
@@ -131,10 +130,9 @@ def record_of(part: Part) -> PartRecord:
 
 
 def _described(descriptor: PayloadDescriptor, terms: AcquireTerms) -> dict[str, Any]:
-    layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
     return {
         "valid_length": descriptor.valid_length,
-        "payload_bytes": layout.canonical_bytes(descriptor.valid_length),
+        "payload_bytes": descriptor.canonical_bytes,
         "verified_at_commit": descriptor.verified,
         "aligner": descriptor.aligner or terms.aligner,
         "aligner_applied": descriptor.aligner is not None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Committed, Rejected
 
 
@@ -22,6 +21,4 @@ class Traffic:
     def note_commit(self, outcome: Committed | Rejected) -> None:
         """Count what was published."""
         if isinstance(outcome, Committed):
-            descriptor = outcome.descriptor
-            layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
-            self.published_bytes += layout.canonical_bytes(descriptor.valid_length)
+            self.published_bytes += outcome.descriptor.canonical_bytes

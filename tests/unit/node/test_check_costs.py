@@ -8,7 +8,7 @@ import pytest
 
 from kvbridge.core.cost.curve import RATES_MIN
 from kvbridge.core.descriptor import PayloadDescriptor, Verification, seal
-from kvbridge.node.check_costs import CheckCosts, canonical_bytes
+from kvbridge.node.check_costs import CheckCosts
 from tests import builders
 
 DIGEST, FULL = Verification.DIGEST, Verification.FULL
@@ -59,7 +59,7 @@ def test_whoever_comes_later_waits_for_those_before() -> None:
     costs = measured(clock)
     with costs.timed(A, described(30), FULL):
         assert costs.estimate(B, described(), DIGEST) == pytest.approx(4.0)
-        assert canonical_bytes(described(30)) == 3 * canonical_bytes(described())
+        assert described(30).canonical_bytes == 3 * described().canonical_bytes
 
 
 def test_whoever_shares_a_check_waits_for_the_rest_of_it() -> None:

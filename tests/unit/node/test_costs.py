@@ -12,7 +12,6 @@ from kvbridge.core.cost.curve import RATES_MIN
 from kvbridge.core.cost.policy import GAIN_MAX
 from kvbridge.core.descriptor import Verification, seal
 from kvbridge.core.gate import Costs
-from kvbridge.node.check_costs import canonical_bytes
 from kvbridge.node.costs import CostKeeper
 from tests import builders
 
@@ -20,7 +19,7 @@ SPEC = builders.spec(capacity_tokens=256, tokens=builders.tokens(256))
 DESCRIPTOR = seal(
     SPEC, generation=1, valid_length=None, tokens=None, layer_digests=(), verification=Verification.DIGEST
 )
-BYTES = canonical_bytes(DESCRIPTOR)
+BYTES = DESCRIPTOR.canonical_bytes
 MODEL = builders.model_tag()
 
 
