@@ -22,19 +22,13 @@ from kvbridge.node.background import Background
 from kvbridge.node.check_costs import CheckCosts
 from kvbridge.node.tenancy import Tenancy
 from kvbridge.node.verification import ByteFinding, Verifier
+from kvbridge.node.waiting import Waiters
 
 Failure = tuple[Reason, str]
 """What is wrong with bytes: the reason, and its finding for people."""
 
 NODE_CLIENT_ID = "(node)"
 """Holds the leases of running checks; too short to be a client's name."""
-ANSWER_SECONDS = 0.1
-"""What is kept of a caller's time for the way back of the answer, at most: as long as a busy machine lets it wait."""
-ANSWER_SECONDS_EACH = 0.002
-"""The same for each other caller who waits with a deadline, because their answers come one after another."""
-_ANSWER_SHARE = 0.1
-_ANSWERS_SHARE = 0.5
-"""Both as shares of the time that is left, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +52,7 @@ class ByteChecks:
         self._verifier = verifier
         self._background = background
         self._running: dict[_CheckKey, asyncio.Task[Failure | None]] = {}
-        self._hurried = 0  # callers who wait with a deadline
+        self._waiters = Waiters()
 
     def __repr__(self) -> str:
         """Show how many checks run."""
@@ -108,13 +102,7 @@ class ByteChecks:
             ledger.release(now=self._clock(), client_id=client_id, tokens=[grant.token])
 
     async def _ends_in_time(self, task: asyncio.Task[Failure | None], seconds_max: float | None) -> bool:
-        timeout = patience(seconds_max, others=self._hurried)
-        self._hurried += timeout is not None
-        try:
-            done, _ = await asyncio.wait({task}, timeout=timeout)
-        finally:
-            self._hurried -= timeout is not None
-        return bool(done)
+        return await self._waiters.see_the_end(task, seconds_max)
 
     def _shared(self, tenancy: Tenancy, payload: Payload, level: Verification) -> asyncio.Task[Failure | None]:
         for thorough in Verification:
@@ -153,15 +141,3 @@ class ByteChecks:
         slot = tenancy.slot(payload.slot)
         with self._costs.timed((tenancy.tenant, payload.payload_id), payload.descriptor, level):
             return await self._verifier.check(slot, payload.descriptor, level=level, zero_padding=False)
-
-
-def patience(seconds_left: float | None, *, others: int = 0) -> float | None:
-    """Return how long a caller with `seconds_left` can be let wait, so that its answer still comes in time.
-
-    `others` wait with a deadline of their own already.
-    """
-    if seconds_left is None:
-        return None
-    own = min(ANSWER_SECONDS, seconds_left * _ANSWER_SHARE)
-    turns = min(others * ANSWER_SECONDS_EACH, seconds_left * _ANSWERS_SHARE)
-    return max(seconds_left - own - turns, 0.0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from kvbridge.link.port import OwnerUnreachableError, Peers
 from kvbridge.node.background import Background
-from kvbridge.node.byte_checks import patience
+from kvbridge.node.waiting import patience
 
 _ASKING_SECONDS_MAX = 0.25
 """How long a caller waits at most for a node to say whether it is still the same."""

@@ -26,13 +26,14 @@ from kvbridge.core.ledger import Grant, Rejected
 from kvbridge.core.reasons import Reason
 from kvbridge.link.port import Opened, OwnerUnreachableError, Peer
 from kvbridge.node.background import Background
-from kvbridge.node.byte_checks import NODE_CLIENT_ID, Failure, patience
+from kvbridge.node.byte_checks import NODE_CLIENT_ID, Failure
 from kvbridge.node.costs import CostKeeper
 from kvbridge.node.foreign import Foreign, closed, opened, unfit, unheard
 from kvbridge.node.identity import Client
 from kvbridge.node.incarnations import Incarnations
 from kvbridge.node.streams import StreamDigests
 from kvbridge.node.upload import Upload
+from kvbridge.node.waiting import Waiters
 from kvbridge.wire import Seal
 
 _Result = TypeVar("_Result")
@@ -97,7 +98,7 @@ class Visit:
         self._pulling: asyncio.Task[Failure | None] | None = None
         self._is_whole = False  # all bytes are here, and only their check is left
         self._hold: Grant | None = None
-        self._hurried = 0  # callers who wait with a deadline
+        self._waiters = Waiters()
 
     def __repr__(self) -> str:
         """Show what is visited, and for how many."""
@@ -139,13 +140,7 @@ class Visit:
             await self._peer.release(self._lease_token, seconds_max=_RELEASE_SECONDS_MAX)
 
     async def _ends_in_time(self, task: asyncio.Task[_Result], seconds_left: float | None) -> bool:
-        timeout = patience(seconds_left, others=self._hurried)
-        self._hurried += timeout is not None
-        try:
-            done, _ = await asyncio.wait({task}, timeout=timeout)
-        finally:
-            self._hurried -= timeout is not None
-        return bool(done)
+        return await self._waiters.see_the_end(task, seconds_left)
 
     # Asking
 

@@ -234,7 +234,7 @@ class World:
         if any(left) or usage.free_bytes != usage.arena_bytes:
             raise self.judge.broken(f"{start} is left alone, and keeps {usage}: {start.book.references}")
         checks = start.bridge._acquiring._byte_checks
-        unfinished = len(start.bridge.replicas), len(checks._running), checks._hurried
+        unfinished = len(start.bridge.replicas), len(checks._running), checks._waiters.hurried
         if any(unfinished):
             raise self.judge.broken(f"{start} is left alone, and has {unfinished} visits, checks and hurried callers")
         for host, peer in start.peers.peers.items():

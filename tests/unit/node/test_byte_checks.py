@@ -18,10 +18,11 @@ from kvbridge.core.ledger import Grant, Ledger, LedgerLimits, Payload, Tombstone
 from kvbridge.core.reasons import Reason
 from kvbridge.memory.arena import HostArena
 from kvbridge.node.background import Background
-from kvbridge.node.byte_checks import ANSWER_SECONDS, ANSWER_SECONDS_EACH, ByteChecks, Failure, patience
+from kvbridge.node.byte_checks import ByteChecks, Failure
 from kvbridge.node.check_costs import CheckCosts
 from kvbridge.node.tenancy import Tenancy
 from kvbridge.node.verification import ByteFinding
+from kvbridge.node.waiting import ANSWER_SECONDS, ANSWER_SECONDS_EACH, patience
 from tests import builders
 from tests.unit.node.virtual import run_virtually
 
