@@ -76,3 +76,11 @@ class UnavailableError(BridgeError):
 
 class TooLateError(BridgeError):
     """The caller's deadline had passed before anything was granted."""
+
+
+class UnauthenticatedError(BridgeError):
+    """Nothing proves who makes a call. What it says never repeats a secret."""
+
+
+class NotPermittedError(BridgeError):
+    """The caller is known, and none of its roles allows the call."""

@@ -49,6 +49,8 @@ _ROWS: tuple[tuple[type[errors.BridgeError], int, str, _Details], ...] = (
     (errors.LimitExceededError, code_pb2.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", _limit_details),
     (errors.UnavailableError, code_pb2.UNAVAILABLE, "DRAINING", _retry_details),
     (errors.TooLateError, code_pb2.DEADLINE_EXCEEDED, "TOO_LATE", lambda _: []),
+    (errors.UnauthenticatedError, code_pb2.UNAUTHENTICATED, "UNAUTHENTICATED", lambda _: []),
+    (errors.NotPermittedError, code_pb2.PERMISSION_DENIED, "NOT_PERMITTED", lambda _: []),
     (SessionEndedError, code_pb2.UNAUTHENTICATED, "SESSION_ENDED", lambda _: []),
     (NotPersistedError, code_pb2.INTERNAL, "NOT_PERSISTED", lambda _: []),
 )
