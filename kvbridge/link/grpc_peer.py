@@ -17,7 +17,7 @@ from kvbridge.config import PORT_MAX
 from kvbridge.core.descriptor import FallbackText, PayloadReference
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.link import tcp
-from kvbridge.link.port import Closed, Opened, OwnerUnreachableError, Sink, TransferFailedError
+from kvbridge.link.port import Capabilities, Closed, Opened, OwnerUnreachableError, Sink, TransferFailedError
 from kvbridge.v1 import handoff_service_pb2, peer_service_pb2
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
 from kvbridge.v1.peer_service_pb2_grpc import PeerServiceStub
@@ -32,6 +32,8 @@ from kvbridge.wire import (
 )
 from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, split_chunk
 
+CAPABILITIES = Capabilities(name="grpc", one_sided=False, abortable=True, device_memory=False, zero_copy=False)
+"""Streams of messages."""
 MESSAGE_BYTES_MAX = 64 << 20
 """Largest message that is accepted: room for the longest text and token list together."""
 TOKEN_CHARACTERS_MAX = 256
@@ -67,6 +69,11 @@ class GrpcPeer:
         """Show who is called where."""
         return f"<GrpcPeer {self._node_id} at {self._target}>"
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return what the way can do that the next bytes will try to take."""
+        return tcp.CAPABILITIES if self._bulk_port else CAPABILITIES
+
     async def ping(self, *, seconds_max: float) -> int:
         """Return the node's boot epoch; errors as for `Peer.ping`."""
         answer = await self._ask(self._peer.Ping, peer_service_pb2.PingRequest(), seconds_max)
@@ -89,7 +96,7 @@ class GrpcPeer:
             await self._give_up(answer)
             raise
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> None:
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> Capabilities:
         """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`.
 
         They come over a plain socket if the node has told of a port for that and can be connected to there.
@@ -97,13 +104,14 @@ class GrpcPeer:
         connection = await self._connect_bulk()
         if connection is None:
             await self._pull_by_grpc(lease_token, sink, seconds_max=seconds_max)
-            return
+            return CAPABILITIES
         try:
             with connection:
                 async with asyncio.timeout(seconds_max):
                     await tcp.receive(connection, self._client_name, lease_token, sink)
         except TimeoutError as error:
             raise TransferFailedError(f"the bytes from node {self._node_id!r} took too long") from error
+        return tcp.CAPABILITIES
 
     async def _connect_bulk(self) -> socket.socket | None:
         host = self._target.rpartition(":")[0].strip("[]")

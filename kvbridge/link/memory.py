@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference
 from kvbridge.core.reasons import Reason
-from kvbridge.link.port import Closed, Opened, OwnerUnreachableError, Sink, TransferFailedError
+from kvbridge.link.port import Capabilities, Closed, Opened, OwnerUnreachableError, Sink, TransferFailedError
 
+CAPABILITIES = Capabilities(name="memory", one_sided=True, abortable=True, device_memory=False, zero_copy=False)
+"""One process for both nodes."""
 DEFAULT_CHUNK_BYTES = 1 << 16
 """Size of a chunk unless told otherwise."""
 
@@ -78,6 +80,11 @@ class MemoryPeer:
         """Show what it has."""
         return f"<MemoryPeer {self.node_id}: {len(self._payloads)} payloads, {len(self.leases)} leases>"
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return what moving bytes in memory can do."""
+        return CAPABILITIES
+
     def put(self, payload: MemoryPayload) -> None:
         """Own a payload."""
         self._payloads[payload.descriptor.reference] = payload
@@ -117,7 +124,7 @@ class MemoryPeer:
             epoch=self.epoch,
         )
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> None:
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> Capabilities:
         """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`."""
         self.pulled += 1
         self.streaming += 1
@@ -129,6 +136,7 @@ class MemoryPeer:
             raise TransferFailedError("the stream took too long") from error
         finally:
             self.streaming -= 1
+        return CAPABILITIES
 
     async def renew(self, lease_token: str, *, seconds_max: float) -> None:
         """Do nothing: leases here last for ever."""

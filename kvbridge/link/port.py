@@ -22,6 +22,22 @@ class TransferFailedError(BridgeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a way for bytes between two nodes can do."""
+
+    name: str
+    """Its name in records and metrics."""
+    one_sided: bool
+    """Whether bytes come without the owner's process doing anything for it."""
+    abortable: bool
+    """Whether nothing touches the memory any more once a pull that was cancelled has ended."""
+    device_memory: bool
+    """Whether bytes can come from and go to the memory of a GPU."""
+    zero_copy: bool
+    """Whether bytes go between an arena and the network without lying anywhere else in either process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """A payload that its owner has leased to this node."""
 
@@ -83,6 +99,10 @@ class Sink(Protocol):
 class Peer(Protocol):
     """Another node. Every call takes what time it may use, in seconds, and can be cancelled at any moment."""
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return what the way can do that the next bytes will try to take."""
+
     async def ping(self, *, seconds_max: float) -> int:
         """Return the node's boot epoch.
 
@@ -97,8 +117,10 @@ class Peer(Protocol):
             OwnerUnreachableError: there was no answer in time.
         """
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> None:
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> Capabilities:
         """Bring the canonical bytes of a leased payload over into `sink`, which nothing touches once this has ended.
+
+        Return which way they took.
 
         Raises:
             TransferFailedError: the stream broke off or took too long.

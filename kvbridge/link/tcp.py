@@ -18,7 +18,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from kvbridge.core.errors import InvalidFieldError
-from kvbridge.link.port import Sink, TransferFailedError
+from kvbridge.link.port import Capabilities, Sink, TransferFailedError
+
+CAPABILITIES = Capabilities(name="tcp", one_sided=False, abortable=True, device_memory=False, zero_copy=True)
+"""Plain sockets: the kernel copies straight out of one arena and straight into the other."""
 
 MAGIC = b"KVBRIDGE-BULK/1\n"
 """How every request starts."""

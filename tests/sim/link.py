@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import BridgeError
-from kvbridge.link.port import Closed, Opened, OwnerUnreachableError, TransferFailedError
+from kvbridge.link.port import Capabilities, Closed, Opened, OwnerUnreachableError, TransferFailedError
 from kvbridge.node.identity import DEFAULT_TENANT, Client
 from kvbridge.node.lending import Refused
 from kvbridge.node.streams import canonical_chunks
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.sim.node import Start
     from tests.sim.world import World
 
+CAPABILITIES = Capabilities(name="simulated", one_sided=False, abortable=True, device_memory=False, zero_copy=False)
+"""What simulated wires can do."""
 CHUNK_BYTES = 3000
 """Size of a chunk; it fits no page and no strip."""
 
@@ -69,6 +71,11 @@ class SimulatedPeer:
         self._world, self._caller, self._host = world, caller, host
         self._client = Client(client_id=caller.client_id, tenant=DEFAULT_TENANT, attached=False)
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return what the wires can do."""
+        return CAPABILITIES
+
     async def ping(self, *, seconds_max: float) -> int:
         """Return the boot epoch; errors as for `Peer.ping`."""
         async with self._answered(seconds_max):
@@ -114,7 +121,7 @@ class SimulatedPeer:
             epoch=owner.bridge.epoch,
         )
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> None:
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> Capabilities:
         """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`."""
         try:
             async with asyncio.timeout(seconds_max):
@@ -127,6 +134,7 @@ class SimulatedPeer:
             raise TransferFailedError("the stream took too long") from error
         except OwnerUnreachableError as error:
             raise TransferFailedError("the owner is gone") from error
+        return CAPABILITIES
 
     async def _stream(self, owner: Start, lease_token: str) -> AsyncGenerator[bytes, None]:
         """Yield what an owner sends, each chunk copied between a look at the lease and the next await."""
