@@ -35,8 +35,3 @@ class Principal:
     """The trust boundary that it belongs to: whose payloads, memory and quota it uses."""
     roles: frozenset[Role]
     """What it may do."""
-
-    @property
-    def may_act_for_others(self) -> bool:
-        """Return whether it may name another tenant than its own in a call."""
-        return bool(self.roles & {Role.ADMIN, Role.PEER})
