@@ -111,6 +111,7 @@ class GetNodeResponse(_message.Message):
     ARENA_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node's name."""
     epoch: _builtins.int
@@ -135,6 +136,10 @@ class GetNodeResponse(_message.Message):
     def limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Limits in force, by their names in the configuration."""
 
+    @_builtins.property
+    def directory(self) -> Global___DirectoryStatus:
+        """What it knows of other nodes; absent if it is on its own."""
+
     def __init__(
         self,
         *,
@@ -147,14 +152,99 @@ class GetNodeResponse(_message.Message):
         arena: Global___ArenaUsage | None = ...,
         limits: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         sessions: _builtins.int = ...,
+        directory: Global___DirectoryStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "directory", b"directory", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "descriptor_socket_path", b"descriptor_socket_path", "draining", b"draining", "epoch", b"epoch", "limits", b"limits", "node_id", b"node_id", "sessions", b"sessions", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "descriptor_socket_path", b"descriptor_socket_path", "directory", b"directory", "draining", b"draining", "epoch", b"epoch", "limits", b"limits", "node_id", b"node_id", "sessions", b"sessions", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetNodeResponse: _TypeAlias = GetNodeResponse  # noqa: Y015
+
+@_typing.final
+class DirectoryStatus(_message.Message):
+    """What a node knows of other nodes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    NEIGHBOURS_FIELD_NUMBER: _builtins.int
+    ORDERS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """Which directory it uses: `redis`, `dns`, `static` or `memory`."""
+    up: _builtins.bool
+    """Whether the directory answered last. While it does not, keys are not looked up on other nodes."""
+    problem: _builtins.str
+    """Why it is not up."""
+    orders: _builtins.int
+    """Orders in force."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """How long ago it last answered; absent if it never did."""
+
+    @_builtins.property
+    def neighbours(self) -> _containers.RepeatedCompositeFieldContainer[Global___NeighbourStatus]:
+        """Every other node that is known."""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        up: _builtins.bool = ...,
+        problem: _builtins.str = ...,
+        age: _duration_pb2.Duration | None = ...,
+        neighbours: _abc.Iterable[Global___NeighbourStatus] | None = ...,
+        orders: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "kind", b"kind", "neighbours", b"neighbours", "orders", b"orders", "problem", b"problem", "up", b"up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectoryStatus: _TypeAlias = DirectoryStatus  # noqa: Y015
+
+@_typing.final
+class NeighbourStatus(_message.Message):
+    """What a node knows of another one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REACHABLE_FIELD_NUMBER: _builtins.int
+    AGREES_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """Its name."""
+    address: _builtins.str
+    """Where it is called."""
+    epoch: _builtins.int
+    """Boot epoch; 0 if it never answered."""
+    reachable: _builtins.bool
+    """Whether it answered last."""
+    agrees: _builtins.bool
+    """Whether it knows of the same orders."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        reachable: _builtins.bool = ...,
+        agrees: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "agrees", b"agrees", "epoch", b"epoch", "node_id", b"node_id", "reachable", b"reachable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NeighbourStatus: _TypeAlias = NeighbourStatus  # noqa: Y015
 
 @_typing.final
 class ArenaUsage(_message.Message):

@@ -3,9 +3,13 @@
 isort:skip_file
 What nodes ask of each other."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from kvbridge.v1 import catalog_service_pb2 as _catalog_service_pb2
 from kvbridge.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -199,6 +203,7 @@ class PingResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     BULK_PORT_FIELD_NUMBER: _builtins.int
+    ORDERS_DIGEST_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node's name."""
     epoch: _builtins.int
@@ -207,6 +212,8 @@ class PingResponse(_message.Message):
     """Whether it is shutting down."""
     bulk_port: _builtins.int
     """TCP port for the bytes of payloads, at the host where the node answers; 0 if there is none and they come by `Download`."""
+    orders_digest: _builtins.bytes
+    """Digest of the orders that it knows of; two nodes with the same one know of the same. Empty if it takes none."""
     def __init__(
         self,
         *,
@@ -214,11 +221,312 @@ class PingResponse(_message.Message):
         epoch: _builtins.int = ...,
         draining: _builtins.bool = ...,
         bulk_port: _builtins.int = ...,
+        orders_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_port", b"bulk_port", "draining", b"draining", "epoch", b"epoch", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_port", b"bulk_port", "draining", b"draining", "epoch", b"epoch", "node_id", b"node_id", "orders_digest", b"orders_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PingResponse: _TypeAlias = PingResponse  # noqa: Y015
+
+@_typing.final
+class LocatePayloadsRequest(_message.Message):
+    """Asks which payloads a node owns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Required. The tenant on whose behalf the node asks."""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Required. Keys as their producers chose them."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocatePayloadsRequest: _TypeAlias = LocatePayloadsRequest  # noqa: Y015
+
+@_typing.final
+class LocatePayloadsResponse(_message.Message):
+    """Which payloads a node owns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def payloads(self) -> _containers.RepeatedCompositeFieldContainer[Global___LocatedPayload]:
+        """One for each of the keys under which there is something to be had; the others are left out."""
+
+    @_builtins.property
+    def owner(self) -> Global___PingResponse:
+        """Who answers."""
+
+    def __init__(
+        self,
+        *,
+        payloads: _abc.Iterable[Global___LocatedPayload] | None = ...,
+        owner: Global___PingResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "payloads", b"payloads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocatePayloadsResponse: _TypeAlias = LocatePayloadsResponse  # noqa: Y015
+
+@_typing.final
+class LocatedPayload(_message.Message):
+    """A payload that a node owns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reference(self) -> _types_pb2.PayloadReference:
+        """Key and newest generation."""
+
+    @_builtins.property
+    def committed(self) -> _timestamp_pb2.Timestamp:
+        """When it was committed, by the owner's clock."""
+
+    def __init__(
+        self,
+        *,
+        reference: _types_pb2.PayloadReference | None = ...,
+        committed: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "reference", b"reference"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "reference", b"reference"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocatedPayload: _TypeAlias = LocatedPayload  # noqa: Y015
+
+@_typing.final
+class ExchangeOrdersRequest(_message.Message):
+    """Tells and asks for orders."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDERS_FIELD_NUMBER: _builtins.int
+    LIFTED_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    """Digest of all that the caller knows of."""
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___Order]:
+        """Orders in force that the caller knows of: all, or some that are news."""
+
+    @_builtins.property
+    def lifted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of orders that were lifted: all that the caller remembers, or some that are news."""
+
+    def __init__(
+        self,
+        *,
+        orders: _abc.Iterable[Global___Order] | None = ...,
+        lifted: _abc.Iterable[_builtins.str] | None = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "lifted", b"lifted", "orders", b"orders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeOrdersRequest: _TypeAlias = ExchangeOrdersRequest  # noqa: Y015
+
+@_typing.final
+class ExchangeOrdersResponse(_message.Message):
+    """Orders that a node knows of, after it took those that it was told."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDERS_FIELD_NUMBER: _builtins.int
+    LIFTED_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___Order]:
+        """Every order in force; empty if the digests agree."""
+
+    @_builtins.property
+    def lifted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Every order that was lifted and is remembered; empty if the digests agree."""
+
+    @_builtins.property
+    def owner(self) -> Global___PingResponse:
+        """Who answers, with the digest of what it knows now."""
+
+    def __init__(
+        self,
+        *,
+        orders: _abc.Iterable[Global___Order] | None = ...,
+        lifted: _abc.Iterable[_builtins.str] | None = ...,
+        owner: Global___PingResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lifted", b"lifted", "orders", b"orders", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeOrdersResponse: _TypeAlias = ExchangeOrdersResponse  # noqa: Y015
+
+@_typing.final
+class Order(_message.Message):
+    """What holds for every node, until it is lifted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDER_ID_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    ISSUED_FIELD_NUMBER: _builtins.int
+    QUARANTINE_FIELD_NUMBER: _builtins.int
+    KILL_SWITCH_FIELD_NUMBER: _builtins.int
+    REVOCATION_FIELD_NUMBER: _builtins.int
+    order_id: _builtins.str
+    """Its name, unique for ever. One that was lifted never comes back."""
+    origin: _builtins.str
+    """The node on which it was given."""
+    @_builtins.property
+    def issued(self) -> _timestamp_pb2.Timestamp:
+        """When it was given, by that node's clock."""
+
+    @_builtins.property
+    def quarantine(self) -> Global___QuarantineOrder:
+        """A quarantine."""
+
+    @_builtins.property
+    def kill_switch(self) -> Global___KillSwitchOrder:
+        """Every handoff is text."""
+
+    @_builtins.property
+    def revocation(self) -> Global___RevocationOrder:
+        """A payload was found bad after it was lent to other nodes."""
+
+    def __init__(
+        self,
+        *,
+        order_id: _builtins.str = ...,
+        origin: _builtins.str = ...,
+        issued: _timestamp_pb2.Timestamp | None = ...,
+        quarantine: Global___QuarantineOrder | None = ...,
+        kill_switch: Global___KillSwitchOrder | None = ...,
+        revocation: Global___RevocationOrder | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "issued", b"issued", "kill_switch", b"kill_switch", "quarantine", b"quarantine", "revocation", b"revocation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "issued", b"issued", "kill_switch", b"kill_switch", "order_id", b"order_id", "origin", b"origin", "quarantine", b"quarantine", "revocation", b"revocation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["quarantine", "kill_switch", "revocation"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___Order: _TypeAlias = Order  # noqa: Y015
+
+@_typing.final
+class QuarantineOrder(_message.Message):
+    """A quarantine of one tenant's payloads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant."""
+    @_builtins.property
+    def record(self) -> _catalog_service_pb2.QuarantineRecord:
+        """What is quarantined; a payload goes by its handoff reference. Its name is that of the order."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        record: _catalog_service_pb2.QuarantineRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuarantineOrder: _TypeAlias = QuarantineOrder  # noqa: Y015
+
+@_typing.final
+class KillSwitchOrder(_message.Message):
+    """Every handoff is text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHY_FIELD_NUMBER: _builtins.int
+    why: _builtins.str
+    """Why."""
+    def __init__(
+        self,
+        *,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KillSwitchOrder: _TypeAlias = KillSwitchOrder  # noqa: Y015
+
+@_typing.final
+class RevocationOrder(_message.Message):
+    """A payload of the origin was found bad."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant."""
+    epoch: _builtins.int
+    """The origin's boot epoch when it was found bad; what came from another one is another payload."""
+    reason: _types_pb2.Reason.ValueType
+    """What was found."""
+    detail: _builtins.str
+    """The same for people."""
+    @_builtins.property
+    def reference(self) -> _types_pb2.PayloadReference:
+        """The handoff reference as a key; generation 1."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        reference: _types_pb2.PayloadReference | None = ...,
+        epoch: _builtins.int = ...,
+        reason: _types_pb2.Reason.ValueType = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "epoch", b"epoch", "reason", b"reason", "reference", b"reference", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevocationOrder: _TypeAlias = RevocationOrder  # noqa: Y015

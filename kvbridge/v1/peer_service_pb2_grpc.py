@@ -48,6 +48,16 @@ class PeerServiceStub(object):
                 request_serializer=kvbridge_dot_v1_dot_peer__service__pb2.PingRequest.SerializeToString,
                 response_deserializer=kvbridge_dot_v1_dot_peer__service__pb2.PingResponse.FromString,
                 _registered_method=True)
+        self.LocatePayloads = channel.unary_unary(
+                '/kvbridge.v1.PeerService/LocatePayloads',
+                request_serializer=kvbridge_dot_v1_dot_peer__service__pb2.LocatePayloadsRequest.SerializeToString,
+                response_deserializer=kvbridge_dot_v1_dot_peer__service__pb2.LocatePayloadsResponse.FromString,
+                _registered_method=True)
+        self.ExchangeOrders = channel.unary_unary(
+                '/kvbridge.v1.PeerService/ExchangeOrders',
+                request_serializer=kvbridge_dot_v1_dot_peer__service__pb2.ExchangeOrdersRequest.SerializeToString,
+                response_deserializer=kvbridge_dot_v1_dot_peer__service__pb2.ExchangeOrdersResponse.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer(object):
@@ -71,6 +81,20 @@ class PeerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LocatePayloads(self, request, context):
+        """Tells which payloads this node owns under some keys.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExchangeOrders(self, request, context):
+        """Takes the orders that another node knows of, and tells those that this node knows of.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -83,6 +107,16 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.Ping,
                     request_deserializer=kvbridge_dot_v1_dot_peer__service__pb2.PingRequest.FromString,
                     response_serializer=kvbridge_dot_v1_dot_peer__service__pb2.PingResponse.SerializeToString,
+            ),
+            'LocatePayloads': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocatePayloads,
+                    request_deserializer=kvbridge_dot_v1_dot_peer__service__pb2.LocatePayloadsRequest.FromString,
+                    response_serializer=kvbridge_dot_v1_dot_peer__service__pb2.LocatePayloadsResponse.SerializeToString,
+            ),
+            'ExchangeOrders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExchangeOrders,
+                    request_deserializer=kvbridge_dot_v1_dot_peer__service__pb2.ExchangeOrdersRequest.FromString,
+                    response_serializer=kvbridge_dot_v1_dot_peer__service__pb2.ExchangeOrdersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -143,6 +177,60 @@ class PeerService(object):
             '/kvbridge.v1.PeerService/Ping',
             kvbridge_dot_v1_dot_peer__service__pb2.PingRequest.SerializeToString,
             kvbridge_dot_v1_dot_peer__service__pb2.PingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocatePayloads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvbridge.v1.PeerService/LocatePayloads',
+            kvbridge_dot_v1_dot_peer__service__pb2.LocatePayloadsRequest.SerializeToString,
+            kvbridge_dot_v1_dot_peer__service__pb2.LocatePayloadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExchangeOrders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvbridge.v1.PeerService/ExchangeOrders',
+            kvbridge_dot_v1_dot_peer__service__pb2.ExchangeOrdersRequest.SerializeToString,
+            kvbridge_dot_v1_dot_peer__service__pb2.ExchangeOrdersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,10 @@ class PeerServiceStub:
     """Leases a payload to another node, or says why it cannot."""
     Ping: _grpc.UnaryUnaryMultiCallable[_peer_service_pb2.PingRequest, _peer_service_pb2.PingResponse]
     """Tells who answers here."""
+    LocatePayloads: _grpc.UnaryUnaryMultiCallable[_peer_service_pb2.LocatePayloadsRequest, _peer_service_pb2.LocatePayloadsResponse]
+    """Tells which payloads this node owns under some keys."""
+    ExchangeOrders: _grpc.UnaryUnaryMultiCallable[_peer_service_pb2.ExchangeOrdersRequest, _peer_service_pb2.ExchangeOrdersResponse]
+    """Takes the orders that another node knows of, and tells those that this node knows of."""
 
 @_typing.type_check_only
 class PeerServiceAsyncStub(PeerServiceStub):
@@ -55,6 +59,10 @@ class PeerServiceAsyncStub(PeerServiceStub):
     """Leases a payload to another node, or says why it cannot."""
     Ping: _aio.UnaryUnaryMultiCallable[_peer_service_pb2.PingRequest, _peer_service_pb2.PingResponse]  # type: ignore[assignment]
     """Tells who answers here."""
+    LocatePayloads: _aio.UnaryUnaryMultiCallable[_peer_service_pb2.LocatePayloadsRequest, _peer_service_pb2.LocatePayloadsResponse]  # type: ignore[assignment]
+    """Tells which payloads this node owns under some keys."""
+    ExchangeOrders: _aio.UnaryUnaryMultiCallable[_peer_service_pb2.ExchangeOrdersRequest, _peer_service_pb2.ExchangeOrdersResponse]  # type: ignore[assignment]
+    """Takes the orders that another node knows of, and tells those that this node knows of."""
 
 class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Lets a node replicate a payload that another node owns.
@@ -78,5 +86,21 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_peer_service_pb2.PingResponse, _abc.Awaitable[_peer_service_pb2.PingResponse]]:
         """Tells who answers here."""
+
+    @_abc_1.abstractmethod
+    def LocatePayloads(
+        self,
+        request: _peer_service_pb2.LocatePayloadsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_service_pb2.LocatePayloadsResponse, _abc.Awaitable[_peer_service_pb2.LocatePayloadsResponse]]:
+        """Tells which payloads this node owns under some keys."""
+
+    @_abc_1.abstractmethod
+    def ExchangeOrders(
+        self,
+        request: _peer_service_pb2.ExchangeOrdersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_service_pb2.ExchangeOrdersResponse, _abc.Awaitable[_peer_service_pb2.ExchangeOrdersResponse]]:
+        """Takes the orders that another node knows of, and tells those that this node knows of."""
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
