@@ -654,6 +654,7 @@ class PartRecord(_message.Message):
     VERIFIED_AT_COMMIT_FIELD_NUMBER: _builtins.int
     VERIFIED_NOW_FIELD_NUMBER: _builtins.int
     TRANSFORMS_FIELD_NUMBER: _builtins.int
+    PULL_FIELD_NUMBER: _builtins.int
     leased: _builtins.bool
     """Whether a lease was given."""
     reason: _types_pb2.Reason.ValueType
@@ -690,6 +691,10 @@ class PartRecord(_message.Message):
     def transforms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What the cache went through: aligners and other transforms, in order."""
 
+    @_builtins.property
+    def pull(self) -> Global___PullRecord:
+        """What was brought over from another node for it; absent if it was here already, or nothing came."""
+
     def __init__(
         self,
         *,
@@ -707,14 +712,51 @@ class PartRecord(_message.Message):
         verified_at_commit: _types_pb2.Verification.ValueType = ...,
         verified_now: _types_pb2.Verification.ValueType = ...,
         transforms: _abc.Iterable[_builtins.str] | None = ...,
+        pull: Global___PullRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull", "reference", b"reference", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "checks", b"checks", "detail", b"detail", "leased", b"leased", "reason", b"reason", "reference", b"reference", "route", b"route", "route_mode", b"route_mode", "source", b"source", "transforms", b"transforms", "valid_length", b"valid_length", "verified_at_commit", b"verified_at_commit", "verified_now", b"verified_now", "would_have_passed", b"would_have_passed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "checks", b"checks", "detail", b"detail", "leased", b"leased", "pull", b"pull", "reason", b"reason", "reference", b"reference", "route", b"route", "route_mode", b"route_mode", "source", b"source", "transforms", b"transforms", "valid_length", b"valid_length", "verified_at_commit", b"verified_at_commit", "verified_now", b"verified_now", "would_have_passed", b"would_have_passed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PartRecord: _TypeAlias = PartRecord  # noqa: Y015
+
+@_typing.final
+class PullRecord(_message.Message):
+    """Bytes that were brought over from another node, for this handoff and any others that waited for them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node that they came from."""
+    by: _builtins.str
+    """Which way they came: grpc, tcp."""
+    bytes: _builtins.int
+    """Bytes that had come: fewer than the payload has if the transfer broke off or was not waited for."""
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """How long that took."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        by: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        duration: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "bytes", b"bytes", "duration", b"duration", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullRecord: _TypeAlias = PullRecord  # noqa: Y015
 
 @_typing.final
 class CheckRecord(_message.Message):
