@@ -14,9 +14,12 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from kvbridge.config import PORT_MAX
+from kvbridge.core.access.fields import CLIENT_FIELD, TENANT_FIELD
 from kvbridge.core.descriptor import FallbackText, PayloadReference
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.link import tcp
+from kvbridge.link.grpc_neighbour import GrpcNeighbour
+from kvbridge.link.neighbour import Greeting
 from kvbridge.link.port import Capabilities, Closed, Opened, OwnerUnreachableError, Sink, TransferFailedError
 from kvbridge.v1 import handoff_service_pb2, peer_service_pb2
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
@@ -42,6 +45,8 @@ _REQUEST_ID_BYTES = 16
 _GIVE_UP_SECONDS_MAX = 1.0
 _CONNECT_SECONDS_MAX = 0.5
 _IDLE_CHANNELS_MAX = 4
+_HANG_UP_SECONDS = 120.0
+"""How long a connection to where a node was before is kept for what may still be under way on it."""
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.use_local_subchannel_pool", 1),
@@ -54,11 +59,10 @@ class GrpcPeer:
     """One other node, connected to at the first call."""
 
     def __init__(self, node_id: str, target: str, *, client_name: str) -> None:
-        """Call `target`, which must be the node `node_id`, as the client `client_name`."""
+        """Call `target`, which must be the node `node_id` unless that is empty, as the client `client_name`."""
         self._node_id = node_id
         self._target = target
         self._client_name = client_name
-        self._metadata = (("kvbridge-client", client_name),)
         self._channel = aio.insecure_channel(target, options=_OPTIONS)
         self._peer: Any = PeerServiceStub(self._channel)
         self._handoff: Any = HandoffServiceStub(self._channel)
@@ -90,25 +94,26 @@ class GrpcPeer:
             self._require_right(answer.owner)
             return _decode_answer(answer)
         except InvalidFieldError as error:
-            await self._give_up(answer)
+            await self._give_up(tenant, answer)
             raise OwnerUnreachableError(f"node {self._node_id!r} gave no answer that makes sense: {error}") from error
         except OwnerUnreachableError:
-            await self._give_up(answer)
+            await self._give_up(tenant, answer)
             raise
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> Capabilities:
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "") -> Capabilities:
         """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`.
 
         They come over a plain socket if the node has told of a port for that and can be connected to there.
         """
         connection = await self._connect_bulk()
         if connection is None:
-            await self._pull_by_grpc(lease_token, sink, seconds_max=seconds_max)
+            await self._pull_by_grpc(lease_token, sink, seconds_max=seconds_max, tenant=tenant)
             return CAPABILITIES
         try:
             with connection:
                 async with asyncio.timeout(seconds_max):
-                    await tcp.receive(connection, self._client_name, lease_token, sink)
+                    request = tcp.BulkRequest(client_name=self._client_name, lease_token=lease_token, tenant=tenant)
+                    await tcp.receive(connection, request, sink)
         except TimeoutError as error:
             raise TransferFailedError(f"the bytes from node {self._node_id!r} took too long") from error
         return tcp.CAPABILITIES
@@ -122,12 +127,12 @@ class GrpcPeer:
             self._bulk_port = 0  # Until the node tells of it again.
         return connection
 
-    async def _pull_by_grpc(self, lease_token: str, sink: Sink, *, seconds_max: float) -> None:
+    async def _pull_by_grpc(self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str) -> None:
         request = handoff_service_pb2.DownloadRequest(lease_token=lease_token)
         # Each stream has a connection of its own, for on a slow network no answer would overtake its bytes; and one
         # that broke off is not used again, because what is left of its stream would come before anything else.
         channel = self._idle.pop() if self._idle else aio.insecure_channel(self._target, options=_OPTIONS)
-        call = _download(channel)(request, timeout=seconds_max, metadata=self._metadata)
+        call = _download(channel)(request, timeout=seconds_max, metadata=self._metadata(tenant))
         is_clean = False
         try:
             async for message in call:
@@ -142,26 +147,36 @@ class GrpcPeer:
             call.cancel()
             await self._put_away(channel, is_clean=is_clean)
 
-    async def renew(self, lease_token: str, *, seconds_max: float) -> None:
+    async def renew(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
         """Prolong a lease."""
         request = handoff_service_pb2.RenewRequest(tokens=[lease_token])
         with suppress(aio.AioRpcError):
-            await self._handoff.Renew(request, timeout=seconds_max, metadata=self._metadata)
+            await self._handoff.Renew(request, timeout=seconds_max, metadata=self._metadata(tenant))
 
-    async def release(self, lease_token: str, *, seconds_max: float) -> None:
+    async def release(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
         """Give a lease back."""
         request = handoff_service_pb2.ReleaseRequest(request_id=_request_id(), tokens=[lease_token])
         with suppress(aio.AioRpcError):
-            await self._handoff.Release(request, timeout=seconds_max, metadata=self._metadata)
+            await self._handoff.Release(request, timeout=seconds_max, metadata=self._metadata(tenant))
 
     async def close(self) -> None:
         """Hang up."""
         for channel in (self._channel, *self._idle):
             await channel.close(None)
 
+    def _metadata(self, tenant: str = "") -> tuple[tuple[str, str], ...]:
+        who = ((CLIENT_FIELD, self._client_name),)
+        return (*who, (TENANT_FIELD, tenant)) if tenant else who
+
+    async def ask(self, method: str, request: Message, *, seconds_max: float) -> Any:
+        """Call a method of `PeerService` and return the answer of the right node; errors as for `Peer.ping`."""
+        answer = await self._ask(getattr(self._peer, method), request, seconds_max)
+        self._require_right(answer if isinstance(answer, peer_service_pb2.PingResponse) else answer.owner)
+        return answer
+
     async def _ask(self, method: Any, request: Message, seconds_max: float) -> Any:
         try:
-            answer = await method(request, timeout=seconds_max, metadata=self._metadata)
+            answer = await method(request, timeout=seconds_max, metadata=self._metadata())
         except aio.AioRpcError as error:
             raise OwnerUnreachableError(f"node {self._node_id!r} did not answer: {_words(error)}") from error
         if answer is None:  # That is how grpc says that the answer does not parse.
@@ -169,7 +184,7 @@ class GrpcPeer:
         return answer
 
     def _require_right(self, owner: peer_service_pb2.PingResponse) -> None:
-        if owner.node_id != self._node_id:
+        if self._node_id not in {"", owner.node_id}:
             raise OwnerUnreachableError(f"{self._target} is node {owner.node_id!r}, not {self._node_id!r}")
         self._bulk_port = owner.bulk_port if owner.bulk_port <= PORT_MAX else 0
 
@@ -179,35 +194,80 @@ class GrpcPeer:
         else:
             await channel.close(None)
 
-    async def _give_up(self, answer: peer_service_pb2.OpenPayloadResponse) -> None:
+    async def _give_up(self, tenant: str, answer: peer_service_pb2.OpenPayloadResponse) -> None:
         """Return a lease that nothing can be done with."""
         if answer.opened.lease_token:
-            await self.release(answer.opened.lease_token, seconds_max=_GIVE_UP_SECONDS_MAX)
+            await self.release(answer.opened.lease_token, seconds_max=_GIVE_UP_SECONDS_MAX, tenant=tenant)
 
 
-class StaticPeers:
-    """Nodes at addresses that never change."""
+class KnownPeers:
+    """Nodes at addresses that never change, and others at addresses that are learned."""
 
     def __init__(self, targets: Mapping[str, str], *, client_name: str) -> None:
-        """Know each node id's gRPC target; this node calls itself `client_name`."""
+        """Know the gRPC target of some nodes for good; this node calls itself `client_name`."""
         self._targets = dict(targets)
+        self._learned: dict[str, str] = {}
         self._client_name = client_name
-        self._peers: dict[str, GrpcPeer] = {}
+        self._peers: dict[str, tuple[str, GrpcPeer]] = {}
+        self._hanging_up: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         """Show who is known."""
-        return f"<StaticPeers {', '.join(self._targets)}>"
+        return f"<KnownPeers {', '.join(self._learned | self._targets)}>"
 
     def find(self, node_id: str) -> GrpcPeer | None:
         """Return the node of this name, or None if nobody knows where it is."""
-        if node_id not in self._peers and node_id in self._targets:
-            self._peers[node_id] = GrpcPeer(node_id, self._targets[node_id], client_name=self._client_name)
-        return self._peers.get(node_id)
+        target = self._targets.get(node_id) or self._learned.get(node_id)
+        called, peer = self._peers.get(node_id, ("", None))
+        if target is None or target == called:
+            return peer
+        if peer is not None:
+            self._hang_up(peer)
+        peer = GrpcPeer(node_id, target, client_name=self._client_name)
+        self._peers[node_id] = target, peer
+        return peer
+
+    def neighbour(self, node_id: str) -> GrpcNeighbour | None:
+        """Return the node of this name, or None if nobody knows where it is."""
+        peer = self.find(node_id)
+        return None if peer is None else GrpcNeighbour(peer)
+
+    def learn(self, targets: Mapping[str, str]) -> None:
+        """Take these for the addresses of all other nodes, by their names, besides those that never change."""
+        for node_id in self._learned.keys() - targets.keys() - self._targets.keys():
+            _, peer = self._peers.pop(node_id, ("", None))
+            if peer is not None:
+                self._hang_up(peer)
+        self._learned = dict(targets)
+
+    async def greet_at(self, target: str, *, seconds_max: float) -> Greeting:
+        """Return who answers at an address; errors as for `Neighbour`."""
+        peer = GrpcPeer("", target, client_name=self._client_name)
+        try:
+            return await GrpcNeighbour(peer).greet(seconds_max=seconds_max)
+        finally:
+            await peer.close()
 
     async def close(self) -> None:
         """Hang up on all of them."""
-        for peer in self._peers.values():
+        for task in self._hanging_up:
+            task.cancel()
+        await asyncio.gather(*self._hanging_up, return_exceptions=True)
+        for _, peer in self._peers.values():
             await peer.close()
+
+    def _hang_up(self, peer: GrpcPeer) -> None:
+        """Hang up once nobody can be speaking any more: a node that has moved may still be sending bytes."""
+        task = asyncio.get_running_loop().create_task(_close_later(peer))
+        self._hanging_up.add(task)
+        task.add_done_callback(self._hanging_up.discard)
+
+
+async def _close_later(peer: GrpcPeer) -> None:
+    try:
+        await asyncio.sleep(_HANG_UP_SECONDS)
+    finally:
+        await peer.close()
 
 
 def _download(channel: aio.Channel) -> Any:

@@ -124,8 +124,9 @@ class MemoryPeer:
             epoch=self.epoch,
         )
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> Capabilities:
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "") -> Capabilities:
         """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`."""
+        del tenant  # Whoever has a token may use it.
         self.pulled += 1
         self.streaming += 1
         try:
@@ -138,12 +139,13 @@ class MemoryPeer:
             self.streaming -= 1
         return CAPABILITIES
 
-    async def renew(self, lease_token: str, *, seconds_max: float) -> None:
+    async def renew(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
         """Do nothing: leases here last for ever."""
-        del lease_token, seconds_max
+        del lease_token, seconds_max, tenant
 
-    async def release(self, lease_token: str, *, seconds_max: float) -> None:
+    async def release(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
         """Take a lease back."""
+        del tenant
         try:
             await self._answer(seconds_max)
         except OwnerUnreachableError:

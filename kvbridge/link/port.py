@@ -117,20 +117,20 @@ class Peer(Protocol):
             OwnerUnreachableError: there was no answer in time.
         """
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> Capabilities:
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "") -> Capabilities:
         """Bring the canonical bytes of a leased payload over into `sink`, which nothing touches once this has ended.
 
-        Return which way they took.
+        Return which way they took. Without a `tenant`, here and below, the lease is one of this node's own.
 
         Raises:
             TransferFailedError: the stream broke off or took too long.
             BridgeError: the sink takes no more.
         """
 
-    async def renew(self, lease_token: str, *, seconds_max: float) -> None:
+    async def renew(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
         """Prolong a lease; what goes wrong is found out by the pull."""
 
-    async def release(self, lease_token: str, *, seconds_max: float) -> None:
+    async def release(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
         """Give a lease back; what goes wrong is mended by its expiry."""
 
     async def close(self) -> None:

@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvbridge.core.errors import InvalidFieldError
@@ -23,16 +24,37 @@ from kvbridge.link.port import Capabilities, Sink, TransferFailedError
 CAPABILITIES = Capabilities(name="tcp", one_sided=False, abortable=True, device_memory=False, zero_copy=True)
 """Plain sockets: the kernel copies straight out of one arena and straight into the other."""
 
-MAGIC = b"KVBRIDGE-BULK/1\n"
+MAGIC = b"KVBRIDGE-BULK/2\n"
 """How every request starts."""
-REQUEST_PART_BYTES_MAX = 512
-"""Longest client name, and longest token."""
+REQUEST_PART_BYTES_MAX = 4096
+"""Longest of the texts in a request."""
 VIEWS_MAX = 512
 """Most pieces of memory in one system call; the kernel takes 1024."""
-_HEAD = struct.Struct("<16sHH")
+_HEAD = struct.Struct("<16sHHHH")
 _LENGTH = struct.Struct("<Q")
 _TURN_BYTES = 4 << 20
 """After so many bytes without a pause other work gets its turn."""
+_PARTS_REQUIRED = 2
+"""How many of the texts of a request may not be empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkRequest:
+    """What a node asks for."""
+
+    client_name: str
+    """As whom it holds the lease."""
+    lease_token: str = field(repr=False)
+    """The lease."""
+    tenant: str = ""
+    """The tenant that the lease is of; empty for the node's own."""
+    bearer: str = field(default="", repr=False)
+    """A token that proves who it is; empty if its certificate does, or nothing need."""
+
+    @property
+    def parts(self) -> tuple[str, str, str, str]:
+        """Return the texts in the order in which they are sent."""
+        return self.client_name, self.lease_token, self.tenant, self.bearer
 
 
 class Source(Protocol):
@@ -67,7 +89,7 @@ async def connect(host: str, port: int, *, seconds_max: float) -> socket.socket 
     return None
 
 
-async def receive(connection: socket.socket, client_name: str, lease_token: str, sink: Sink) -> None:
+async def receive(connection: socket.socket, request: BulkRequest, sink: Sink) -> None:
     """Bring a leased payload over into `sink`.
 
     Raises:
@@ -75,9 +97,9 @@ async def receive(connection: socket.socket, client_name: str, lease_token: str,
         BridgeError: the sink takes no more.
     """
     loop = asyncio.get_running_loop()
-    name, token = client_name.encode(), lease_token.encode()
+    parts = [part.encode() for part in request.parts]
     try:
-        await loop.sock_sendall(connection, _HEAD.pack(MAGIC, len(name), len(token)) + name + token)
+        await loop.sock_sendall(connection, _HEAD.pack(MAGIC, *map(len, parts)) + b"".join(parts))
         [length] = _LENGTH.unpack(await _read(connection, _LENGTH.size))
         if length != sink.remaining_bytes:
             raise TransferFailedError(f"the owner sends {length} bytes where {sink.remaining_bytes} are missing")
@@ -86,8 +108,8 @@ async def receive(connection: socket.socket, client_name: str, lease_token: str,
         raise TransferFailedError(f"the stream of bytes broke off: {error.strerror or error}") from error
 
 
-async def read_request(connection: socket.socket) -> tuple[str, str]:
-    """Return the client name and the lease token that a node that has just connected asks with.
+async def read_request(connection: socket.socket) -> BulkRequest:
+    """Return what a node that has just connected asks with.
 
     Raises:
         InvalidFieldError: it asks for nothing that makes sense.
@@ -95,14 +117,14 @@ async def read_request(connection: socket.socket) -> tuple[str, str]:
         TransferFailedError: it said too little.
     """
     magic, *lengths = _HEAD.unpack(await _read(connection, _HEAD.size))
-    if magic != MAGIC or any(not 0 < length <= REQUEST_PART_BYTES_MAX for length in lengths):
+    if magic != MAGIC or max(lengths) > REQUEST_PART_BYTES_MAX or not all(lengths[:_PARTS_REQUIRED]):
         raise InvalidFieldError("request", "is none for the bytes of a payload")
     parts = [await _read(connection, length) for length in lengths]
     try:
-        name, token = (part.decode("ascii") for part in parts)
+        name, token, tenant, bearer = (part.decode("ascii") for part in parts)
     except UnicodeDecodeError as error:
         raise InvalidFieldError("request", "holds what is not ASCII") from error
-    return name, token
+    return BulkRequest(client_name=name, lease_token=token, tenant=tenant, bearer=bearer)
 
 
 async def send(connection: socket.socket, length: int, source: Source, *, look_seconds: float) -> None:

@@ -13,7 +13,7 @@ from kvbridge.core.errors import BridgeError
 from kvbridge.core.layout import slot_layout
 from kvbridge.link import tcp
 from kvbridge.node.bridge import Bridge
-from kvbridge.node.identity import Client
+from kvbridge.node.identity import PEER_PREFIX, Client
 from kvbridge.node.streams import canonical_chunks
 
 CONNECTIONS_MAX = 256
@@ -87,8 +87,10 @@ class BulkSocketServer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WINDOW_BYTES)
             try:
                 async with asyncio.timeout(_REQUEST_SECONDS_MAX):
-                    name, token = await tcp.read_request(connection)
-                source = LeasedSource(self._bridge, self._bridge.sessions.identify(name), token)
+                    request = await tcp.read_request(connection)
+                source = LeasedSource(
+                    self._bridge, self._bridge.sessions.identify(request.client_name), request.lease_token
+                )
                 await tcp.send(connection, source.remaining_bytes, source, look_seconds=_LOOK_SECONDS)
             except (BridgeError, OSError, TimeoutError) as error:
                 # The other node finds its connection closed, and the lease answers everything else.
@@ -131,7 +133,7 @@ class LeasedSource:
     def advance(self, nbytes: int) -> None:
         """Go on behind so many bytes."""
         self.remaining_bytes -= nbytes
-        self._bridge.traffic.downloaded_bytes += nbytes
+        self._bridge.traffic.note_departure(nbytes, to_a_node=self._client.client_id.startswith(PEER_PREFIX))
         whole = 0
         while whole < len(self._pieces) and self._pieces[whole].nbytes <= nbytes:
             nbytes -= self._pieces[whole].nbytes

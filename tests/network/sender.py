@@ -99,7 +99,7 @@ class Server:
 
     async def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError, BridgeError, ValueError):
-            _, token = await tcp.read_request(connection)
+            token = (await tcp.read_request(connection)).lease_token
             count = int(token)
             await tcp.send(connection, count, Pieces(count), look_seconds=_LOOK_SECONDS)
 

@@ -36,7 +36,7 @@ def ask(pair: Pair, request: bytes) -> bytes:
 
 def request(name: str, token: str) -> bytes:
     """Return a request for the bytes of a lease."""
-    return MAGIC + struct.pack("<HH", len(name), len(token)) + name.encode() + token.encode()
+    return MAGIC + struct.pack("<HHHH", len(name), len(token), 0, 0) + name.encode() + token.encode()
 
 
 def test_bytes_take_the_way_that_the_owner_tells_of(by_tcp: Pair) -> None:
@@ -79,7 +79,8 @@ def test_only_who_holds_the_lease_gets_bytes() -> None:
             request("somebody-else-entirely", lease),
             request(pair.producer.name, "x" * 32),
             request("", lease),
-            MAGIC + struct.pack("<HH", 9999, 9999),
+            MAGIC + struct.pack("<HHHH", 9999, 9999, 0, 0),
+            MAGIC + struct.pack("<HHHH", 32, 32, 0, 9999),
             request(pair.producer.name, "é"),
         ):
             assert ask(pair, wrong) == b""

@@ -121,8 +121,9 @@ class SimulatedPeer:
             epoch=owner.bridge.epoch,
         )
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float) -> Capabilities:
+    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "") -> Capabilities:
         """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`."""
+        del tenant  # There is one.
         try:
             async with asyncio.timeout(seconds_max):
                 await self._request(Failpoint.PULL_BEGIN)
@@ -161,8 +162,9 @@ class SimulatedPeer:
             sink.advance(count)
             chunk = chunk[count:]
 
-    async def renew(self, lease_token: str, *, seconds_max: float) -> None:
+    async def renew(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
         """Prolong a lease."""
+        del tenant
         with suppress(TimeoutError, BridgeError):
             async with asyncio.timeout(seconds_max):
                 await self._request(Failpoint.RENEW_REQUEST)
@@ -170,8 +172,9 @@ class SimulatedPeer:
                     self._owner().bridge.renew(self._client, [lease_token])
                 await self._carry()
 
-    async def release(self, lease_token: str, *, seconds_max: float) -> None:
+    async def release(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
         """Give a lease back."""
+        del tenant
         self.outstanding.discard(lease_token)
         with suppress(TimeoutError, BridgeError):
             async with asyncio.timeout(seconds_max):
