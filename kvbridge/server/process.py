@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -56,6 +57,8 @@ _NODE_NAME_BYTES = 24
 _NODE_ID_CHARACTERS_SHOWN = 64
 """As much of a node's name as leaves room in a client's name for what cannot be guessed."""
 _STOP_GRACE_SECONDS = 1.0
+_OLDEST_COLLECTED_EVERY = 500
+"""Collections of the middle generation between two of the oldest, which holds the records of the journal."""
 _KEEPALIVE_MILLISECONDS = 20_000
 _PRIVATE_DIRECTORY_MODE = 0o700
 _PRIVATE_UMASK = 0o177
@@ -157,8 +160,20 @@ async def serve(config: BridgeConfig) -> None:
                 "epoch": bridge.epoch,
             },
         )
+        _spare_pauses()
         await stop.wait()
         _log.info("draining", extra={"seconds_max": config.drain_seconds})
+
+
+def _spare_pauses() -> None:
+    """Keep the garbage collector from walking, in the middle of a handoff, over what was loaded at start and stays.
+
+    With its defaults every 2,000th handoff or so waited 150 ms. Young objects are looked at as often as before.
+    """
+    gc.collect()
+    gc.freeze()
+    youngest, middle, _ = gc.get_threshold()
+    gc.set_threshold(youngest, middle, _OLDEST_COLLECTED_EVERY)
 
 
 def _build_server(bridge: Bridge, bulk_port: int) -> tuple[aio.Server, HealthServicer, int | None]:
