@@ -1,0 +1,25 @@
+"""Certificates, keys and tokens in files that change while a process runs, and what secures connections by them."""
+
+from kvbridge.tls.certificate import CertificateError, expires_at
+from kvbridge.tls.contexts import client_context, server_context
+from kvbridge.tls.files import TlsFileError, TlsFiles, TlsMaterial, read_material
+from kvbridge.tls.keeper import TlsKeeper, TlsStanding
+from kvbridge.tls.subjects import subjects_of
+from kvbridge.tls.token_file import TOKEN_CHARACTERS_MIN, TokenFile, TokenFileError
+
+__all__ = [
+    "TOKEN_CHARACTERS_MIN",
+    "CertificateError",
+    "TlsFileError",
+    "TlsFiles",
+    "TlsKeeper",
+    "TlsMaterial",
+    "TlsStanding",
+    "TokenFile",
+    "TokenFileError",
+    "client_context",
+    "expires_at",
+    "read_material",
+    "server_context",
+    "subjects_of",
+]

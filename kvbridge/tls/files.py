@@ -1,0 +1,97 @@
+"""The files that secure connections: read together, and taken together or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from dataclasses import dataclass, field
+
+from kvbridge.core.errors import BridgeError
+from kvbridge.tls.certificate import CertificateError, expires_at
+
+FILE_BYTES_MAX = 1 << 20
+"""Largest file that is read: thousands of certificates."""
+
+
+class TlsFileError(BridgeError):
+    """A certificate, key or CA file cannot be used; what it says names files and never repeats what is in them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Where everything lies; PEM files, empty paths where there is none."""
+
+    certificate: str = ""
+    """Certificates: one's own first, then those of the authorities between it and the root."""
+    key: str = ""
+    """Its private key, not encrypted."""
+    ca: str = ""
+    """Certificates of the authorities by which others' certificates are verified."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the files that there are."""
+        return tuple(path for path in (self.certificate, self.key, self.ca) if path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsMaterial:
+    """What was in them at one moment, checked to belong together."""
+
+    certificate: bytes = field(default=b"", repr=False)
+    """The chain of certificates; empty if there is none."""
+    key: bytes = field(default=b"", repr=False)
+    """Its private key."""
+    ca: bytes = field(default=b"", repr=False)
+    """The authorities; empty if there are none."""
+    expires_at: float | None = None
+    """When the certificate expires, in seconds of Unix time."""
+
+    def is_expired(self) -> bool:
+        """Tell whether the certificate is of no use any more."""
+        return self.expires_at is not None and self.expires_at <= time.time()
+
+
+def read_material(files: TlsFiles) -> TlsMaterial:
+    """Read everything.
+
+    Raises:
+        TlsFileError: a file cannot be read, or holds nothing of its kind.
+    """
+    certificate, key, ca = (read_file(path) if path else b"" for path in (files.certificate, files.key, files.ca))
+    for path, content in ((files.certificate, certificate), (files.ca, ca)):
+        if content:
+            _require_certificate(path, content)
+    if b"ENCRYPTED" in key:
+        raise TlsFileError(f"{files.key}: the key is encrypted; nobody is there to give a password")
+    return TlsMaterial(
+        certificate=certificate, key=key, ca=ca, expires_at=expires_at(certificate) if certificate else None
+    )
+
+
+def read_file(path: str) -> bytes:
+    """Return what is in a file.
+
+    Raises:
+        TlsFileError: it is no file that can be read, is empty or is too large.
+    """
+    try:
+        # Opening a pipe that nobody writes to would wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - a path could not be opened without waiting
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise TlsFileError(f"{path}: is not a regular file")
+            content = file.read(FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:  # A ValueError if the path holds a zero byte.
+        raise TlsFileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if not 0 < len(content) <= FILE_BYTES_MAX:
+        raise TlsFileError(f"{path}: must hold 1 to {FILE_BYTES_MAX} bytes")
+    return content
+
+
+def _require_certificate(path: str, content: bytes) -> None:
+    try:
+        expires_at(content)
+    except CertificateError as error:
+        raise TlsFileError(f"{path}: {error}") from error

@@ -1,0 +1,194 @@
+"""Keeps the newest good content of a set of files while they are rotated.
+
+1. Files are looked at every few seconds, and at once when somebody says so. Symbolic links are followed, so the swap of
+   one link by which Kubernetes updates a secret is seen like any other change.
+2. All files are read together. If any of them changed meanwhile, the verdict waits for the next look.
+3. What cannot be used (half a file, a key of another certificate, a certificate that has expired while the one in use
+   has not) changes nothing but the count of failures; the content in use stays until there is a better one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kvbridge.tls.contexts import client_context, server_context
+from kvbridge.tls.files import TlsFileError, TlsFiles, TlsMaterial, read_material
+from kvbridge.tls.signatures import Signature, is_settled, signature_of
+
+_WARN_AGAIN_SECONDS = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsStanding:
+    """How a set of files stands at one moment."""
+
+    purpose: str
+    """What it is for: `server` or `peer`."""
+    expires_at: float | None
+    """When the certificate in use expires, in seconds of Unix time; None if there is none."""
+    reloads: int
+    """How often other content was taken into use."""
+    failures: int
+    """How often new content could not be used."""
+    problem: str
+    """Why the newest content is not in use; empty if it is."""
+
+
+class TlsKeeper:
+    """One set of files. All but `look` happens on one thread; what is in use may be read from any."""
+
+    def __init__(self, purpose: str, files: TlsFiles, *, poll_seconds: float, warning_seconds: float) -> None:
+        """Read `files` for the first time; warn so long before the certificate in use expires.
+
+        Raises:
+            TlsFileError: they cannot be used.
+        """
+        self.purpose = purpose
+        self.files = files
+        self.version = 1
+        """Counts the contents that were taken into use."""
+        self._poll_seconds = poll_seconds
+        self._warning_seconds = warning_seconds
+        self._failures = 0
+        self._problem = ""
+        self._warned_at = -_WARN_AGAIN_SECONDS
+        self._woken = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+        self._listeners: list[Callable[[TlsMaterial], None]] = []
+        before = self._stat()
+        self.material = self._checked(read_material(files))
+        """What is in use."""
+        self._signature = _settled(before)
+
+    def __repr__(self) -> str:
+        """Show what it is for, and whether the newest content is in use."""
+        problem = ", newest content refused" if self._problem else ""
+        return f"<TlsKeeper for {self.purpose}: version {self.version}{problem}>"
+
+    def start(self) -> None:
+        """Begin to look at the files."""
+        self._warn_of_expiry()
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"kvbridge-tls-{self.purpose}")
+        self._watcher.add_done_callback(_report_failure)
+
+    async def close(self) -> None:
+        """Stop looking."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+
+    def add_listener(self, listener: Callable[[TlsMaterial], None]) -> None:
+        """Call `listener` whenever other content is taken into use."""
+        self._listeners.append(listener)
+
+    def look_soon(self) -> None:
+        """Look at the files without waiting for the next time."""
+        self._woken.set()
+
+    def standing(self) -> TlsStanding:
+        """Return how the files stand."""
+        return TlsStanding(
+            purpose=self.purpose,
+            expires_at=self.material.expires_at,
+            reloads=self.version - 1,
+            failures=self._failures,
+            problem=self._problem,
+        )
+
+    def look(self) -> TlsMaterial | TlsFileError | None:
+        """Return what is new: good content, or why the content is refused; None if nothing is. Takes time."""
+        before = self._stat()
+        if before is not None and before == self._signature:
+            return None
+        try:
+            found = self._checked(read_material(self.files))
+        except TlsFileError as error:
+            self._signature = None
+            return error
+        if self._stat() != before:
+            self._signature = None
+            return None
+        self._signature = _settled(before)
+        return found
+
+    def take(self, found: TlsMaterial | TlsFileError | None) -> None:
+        """Take what a look has found into use, if it can be."""
+        if isinstance(found, TlsMaterial) and found.is_expired() and not self.material.is_expired():
+            found = TlsFileError(f"{self.files.certificate}: the certificate has expired")
+        if isinstance(found, TlsFileError):
+            self._refuse(str(found))
+        elif found is not None:
+            self._problem = ""
+            if found != self.material:
+                self._swap(found)
+        self._warn_of_expiry()
+
+    # Inside
+
+    def _checked(self, material: TlsMaterial) -> TlsMaterial:
+        context = server_context if self.purpose == "server" else client_context
+        context(material, self.files)
+        return material
+
+    async def _watch(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_seconds):
+                    await self._woken.wait()
+            self._woken.clear()
+            self.take(await asyncio.to_thread(self.look))
+
+    def _refuse(self, problem: str) -> None:
+        if problem == self._problem:
+            return  # It was told already; a file that stays bad is one failure.
+        self._problem = problem
+        self._failures += 1
+        _log.error("certificate files refused; what is in use stays", extra={"for": self.purpose, "problem": problem})
+
+    def _swap(self, material: TlsMaterial) -> None:
+        self.material = material
+        self.version += 1
+        self._warned_at = -_WARN_AGAIN_SECONDS
+        for listener in self._listeners:
+            listener(material)
+        _log.info(
+            "certificate files changed",
+            extra={"for": self.purpose, "version": self.version, "expires_at": material.expires_at},
+        )
+
+    def _warn_of_expiry(self) -> None:
+        expires_at, now = self.material.expires_at, time.monotonic()
+        if expires_at is None or now - self._warned_at < _WARN_AGAIN_SECONDS:
+            return
+        left = expires_at - time.time()
+        if left < self._warning_seconds:
+            self._warned_at = now
+            _log.warning(
+                "the certificate %s",
+                "expires soon" if left > 0 else "has expired",
+                extra={"for": self.purpose, "file": self.files.certificate, "seconds_left": round(left)},
+            )
+
+    def _stat(self) -> Signature | None:
+        try:
+            return signature_of(*self.files.paths)
+        except (OSError, ValueError):
+            return None
+
+
+def _settled(signature: Signature | None) -> Signature | None:
+    """Return it if it tells this content from whatever is written next."""
+    return signature if signature is not None and is_settled(signature) else None
+
+
+def _report_failure(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        _log.critical("certificate files are not watched any more", exc_info=error)
