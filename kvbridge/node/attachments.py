@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from kvbridge.core.errors import LimitExceededError
-from kvbridge.memory.arena import HostArena
-from kvbridge.memory.descriptor_port import PeerCredentials, SessionInfo
+import logging
+
+from kvbridge.core.access import Principal, Role
+from kvbridge.core.errors import LimitExceededError, UnauthenticatedError
+from kvbridge.memory.descriptor_port import ArenaDescriptors, PeerCredentials, SessionInfo
 from kvbridge.memory.errors import DescriptorRefusedError, RefusalCode
 from kvbridge.node.bridge import Bridge
-from kvbridge.node.identity import DEFAULT_TENANT
+
+_log = logging.getLogger(__name__)
 
 
 class AttachmentPort:
@@ -21,32 +24,62 @@ class AttachmentPort:
         """Start a session for a process that this host's kernel vouches for.
 
         Raises:
-            DescriptorRefusedError: the node is draining, or has too many sessions.
+            DescriptorRefusedError: nobody named its user, the node is draining, or it has too many sessions.
         """
-        del (
-            peer
-        )  # Every local process that may open the socket belongs to the one tenant until identities are configured.
+        principal = self._principal(peer.uid)
         if self._bridge.draining:
             raise DescriptorRefusedError(RefusalCode.DRAINING, "the node is shutting down")
         try:
-            client = self._bridge.sessions.open(DEFAULT_TENANT)
+            client = self._bridge.sessions.open(principal.tenant, principal=principal, uid=peer.uid)
         except LimitExceededError as error:
             raise DescriptorRefusedError(RefusalCode.TOO_MANY_SESSIONS, str(error)) from error
         return SessionInfo(session_token=client.client_id, tenant=client.tenant, epoch=self._bridge.epoch)
 
-    def arena(self, session_token: str, arena_id: str) -> HostArena:
+    def arena(self, session_token: str, arena_id: str) -> ArenaDescriptors:
         """Return the session's tenant's arena of this name; another tenant's does not exist for it.
 
         Raises:
-            DescriptorRefusedError: there is no such arena.
+            DescriptorRefusedError: there is no such arena, or the client has no business with one.
         """
-        arena = self._bridge.arena(self._bridge.sessions.identify(session_token).tenant)
+        client = self._bridge.sessions.identify(session_token)
+        arena = self._bridge.arena(client.tenant)
         if arena.arena_id != arena_id:
             raise DescriptorRefusedError(RefusalCode.ARENA_UNKNOWN, f"there is no arena {arena_id!r}")
-        return arena
+        # Asked anew: roles may have changed since the client attached.
+        uid = self._bridge.sessions.uid_of(session_token)
+        return _ArenaOf(client.principal if uid is None else self._principal(uid), arena)
 
     def ended(self, session_token: str) -> None:
         """Take back whatever the session's client held."""
         client = self._bridge.sessions.close(session_token)
         if client is not None:
             self._bridge.end_client(client)
+
+    def _principal(self, uid: int) -> Principal:
+        try:
+            return self._bridge.access.principal_of_user(uid)
+        except UnauthenticatedError as error:
+            _log.warning("a local process was turned away", extra={"uid": uid})
+            raise DescriptorRefusedError(RefusalCode.NOT_PERMITTED, str(error)) from error
+
+
+class _ArenaOf:
+    """An arena for one principal: producers write, consumers read, and others see nothing of it."""
+
+    def __init__(self, principal: Principal, arena: ArenaDescriptors) -> None:
+        self.size_bytes = arena.size_bytes
+        self._principal = principal
+        self._arena = arena
+
+    def writable_descriptor(self) -> int:
+        self._require(Role.PRODUCER)
+        return self._arena.writable_descriptor()
+
+    def readonly_descriptor(self) -> int:
+        self._require(Role.PRODUCER, Role.CONSUMER)
+        return self._arena.readonly_descriptor()
+
+    def _require(self, *roles: Role) -> None:
+        if self._principal.roles.isdisjoint(roles):
+            problem = f"{self._principal.name} has none of the roles {', '.join(roles)} that this takes"
+            raise DescriptorRefusedError(RefusalCode.NOT_PERMITTED, problem)

@@ -25,6 +25,7 @@ from kvbridge.core.ledger import Committed, Grant, Page, Payload, Rejected, Usag
 from kvbridge.core.plan import check_plan
 from kvbridge.link.port import NoPeers, Peers
 from kvbridge.memory.arena import ArenaSnapshot, HostArena
+from kvbridge.node.access import AccessKeeper
 from kvbridge.node.acquiring import Acquiring, Acquisition
 from kvbridge.node.answers import HandoffAnswer
 from kvbridge.node.background import Background
@@ -34,7 +35,7 @@ from kvbridge.node.catalog import CatalogKeeper
 from kvbridge.node.containment import Containment
 from kvbridge.node.costs import CostKeeper
 from kvbridge.node.fetching import Fetching
-from kvbridge.node.identity import CLIENT_FIELD, DEFAULT_TENANT, PEER_PREFIX, Client, SessionEndedError, Sessions
+from kvbridge.node.identity import CLIENT_FIELD, Client, SessionEndedError, Sessions
 from kvbridge.node.incarnations import Incarnations
 from kvbridge.node.journal import Journal
 from kvbridge.node.lending import UNKNOWN, Lent, Refused, lend, require_good
@@ -69,11 +70,14 @@ class Bridge:
         config: BridgeConfig,
         *,
         peers: Peers | None = None,
-        tenants: Sequence[str] = (DEFAULT_TENANT,),
+        access: AccessKeeper | None = None,
+        tenants: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_token: Callable[[], str] = lambda: secrets.token_urlsafe(_TOKEN_BYTES),
     ) -> None:
         """Make each tenant's arena; `peers` are the other nodes, and `clock` gives monotonic seconds.
+
+        `access` says who may call, and which `tenants` there are unless they are named.
 
         Raises:
             ArenaUnavailableError: the host cannot give the configured memory.
@@ -81,12 +85,14 @@ class Bridge:
         self.config = config
         self.epoch = secrets.randbits(63) | 1
         self.draining = False
+        self.access = access or AccessKeeper()
         self.sessions = Sessions(config.sessions_max)
         self._clock = clock
         self._started_at = clock()
         self._verifier = Verifier(config.verify_threads)
         self._tenancies = {
-            tenant: new_tenancy(config, tenant=tenant, epoch=self.epoch, new_token=new_token) for tenant in tenants
+            tenant: new_tenancy(config, tenant=tenant, epoch=self.epoch, new_token=new_token)
+            for tenant in tenants or self.access.tenants
         }
         self._background = Background()
         self._housekeeper: asyncio.Task[None] | None = None
@@ -285,7 +291,7 @@ class Bridge:
         tenancy = self._tenancy(client)
         with tenancy.ledger() as ledger:
             payload = ledger.payload_of(now=self._clock(), client_id=client.client_id, token=token)
-            if client.client_id.startswith(PEER_PREFIX):
+            if client.is_node:
                 require_good(ledger, payload, now=self._clock())
         return payload, tenancy.slot(payload.slot)
 

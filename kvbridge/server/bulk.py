@@ -16,7 +16,6 @@ from grpc import aio
 from kvbridge.core.errors import InvalidFieldError, TooLateError
 from kvbridge.core.layout import slot_layout
 from kvbridge.node.bridge import Bridge
-from kvbridge.node.identity import PEER_PREFIX
 from kvbridge.node.streams import canonical_chunks
 from kvbridge.node.upload import Upload
 from kvbridge.server.answers import Answers
@@ -98,7 +97,7 @@ class BulkServicer:
             self._bridge.traffic.downloaded_bytes += sum(piece.nbytes for piece in pieces)
             yield encode_chunk(pieces, DOWNLOAD_CHUNK_TAG)
         # What another node takes says how far away that is, not what consumers by value have to wait for.
-        if not wanted.offset_bytes and not client.client_id.startswith(PEER_PREFIX):
+        if not wanted.offset_bytes and not client.is_node:
             self._bridge.costs.record_download(total_bytes, time.perf_counter() - began_at)
 
 

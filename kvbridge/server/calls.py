@@ -1,25 +1,35 @@
-"""Who makes a call: the client named in its metadata."""
+"""The call that is being answered: who makes it, and how much time it has left."""
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from grpc import aio
 
 from kvbridge.core.errors import TooLateError
-from kvbridge.node.identity import CLIENT_FIELD, Client, Sessions
+from kvbridge.node.identity import Client, Sessions
+from kvbridge.server.access import Caller
+
+_CALLER: ContextVar[Caller] = ContextVar("kvbridge_caller")
+"""Who makes the call that this task answers; `kvbridge.server.interceptor` has let it in."""
 
 
-def caller(sessions: Sessions, context: aio.ServicerContext[Any, Any]) -> Client:
+def set_caller(caller: Caller) -> None:
+    """Note who makes the call that the current task answers."""
+    _CALLER.set(caller)
+
+
+def caller(sessions: Sessions, _: aio.ServicerContext[Any, Any]) -> Client:
     """Return the client that makes this call.
 
     Raises:
         InvalidFieldError: the `kvbridge-client` metadata is missing or unfit.
-        SessionEndedError: it names a session that has ended.
+        SessionEndedError: it names a session that has ended, or was opened for another principal.
+        LookupError: nobody has let the call in.
     """
-    metadata = dict(context.invocation_metadata() or ())
-    name = metadata.get(CLIENT_FIELD, "")
-    return sessions.identify(name if isinstance(name, str) else name.decode("ascii", "replace"))
+    admitted = _CALLER.get()
+    return sessions.identify(admitted.name, admitted.principal).in_tenant(admitted.tenant)
 
 
 def require_time(context: aio.ServicerContext[Any, Any]) -> None:

@@ -1,53 +1,111 @@
-"""The outermost boundary of every call: unreadable messages and typed errors become statuses.
+"""The outermost boundary of every call: who may make it, unreadable messages, and typed errors as statuses.
 
-The messages are parsed here rather than by grpc, which would answer a malformed one as an internal error of its own and
-write a traceback to the log for whoever likes to send many.
+Every method of every service passes here, so there is one place that lets calls in (`kvbridge.server.permissions` is
+the table). The messages are parsed here rather than by grpc, which would answer a malformed one as an internal error of
+its own and write a traceback to the log for whoever likes to send many; a caller is let in before its message is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
 from kvbridge.core.errors import BridgeError, InvalidFieldError
+from kvbridge.server.access import AccessControl, Context
+from kvbridge.server.calls import set_caller
 from kvbridge.server.errors import to_status
+from kvbridge.server.live_calls import LiveCalls
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_Parse: TypeAlias = Callable[[Any], Any]
 
 
-class ErrorInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs alone
-    """Turns what is wrong with a call into the status that belongs to it."""
+class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs alone
+    """Lets calls in, and turns what is wrong with one into the status that belongs to it."""
+
+    def __init__(self, control: AccessControl, calls: LiveCalls) -> None:
+        """Ask `control` about every call, and keep those that are under way in `calls`."""
+        self._control = control
+        self._calls = calls
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Wrap the method that will answer the call."""
         handler = await continuation(handler_call_details)
-        return None if handler is None else _wrapped(handler)
+        return None if handler is None else self._wrapped(handler_call_details.method, handler)
 
-
-def _wrapped(handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
-    parse = _parser(cast("Any", handler.request_deserializer))
-    serializer = handler.response_serializer
-    if handler.unary_unary is not None:
-        return grpc.unary_unary_rpc_method_handler(
-            _answering(handler.unary_unary, parse), response_serializer=serializer
+    def _wrapped(self, name: str, handler: _Handler) -> _Handler:
+        deserializer, serializer = cast("Any", handler.request_deserializer), handler.response_serializer
+        method = cast("Any", _method_of(handler))
+        parse = _parser(None if handler.request_streaming else deserializer)
+        wrap = self._streaming if handler.response_streaming else self._answering
+        new_handler: Any = _NEW_HANDLERS[bool(handler.request_streaming), bool(handler.response_streaming)]
+        wrapped: _Handler = new_handler(
+            wrap(name, method, parse),
+            request_deserializer=deserializer if handler.request_streaming else None,
+            response_serializer=serializer,
         )
-    if handler.unary_stream is not None:
-        method = _streaming(cast("Any", handler.unary_stream), parse)
-        return grpc.unary_stream_rpc_method_handler(method, response_serializer=serializer)
-    if handler.stream_unary is not None and handler.request_deserializer is None:
-        return grpc.stream_unary_rpc_method_handler(
-            _answering(handler.stream_unary, parse), response_serializer=serializer
-        )
-    return handler
+        return wrapped
+
+    def _answering(self, name: str, method: Callable[..., Any], parse: _Parse) -> Callable[..., Any]:
+        async def answer(request: Any, context: Context) -> Any:
+            try:
+                with self._let_in(name, context):
+                    return await method(parse(request), context)
+            except BridgeError as error:
+                await context.abort_with_status(to_status(error))  # type: ignore[attr-defined] # the stubs lack it
+
+        return answer
+
+    def _streaming(self, name: str, method: Callable[..., AsyncIterator[Any]], parse: _Parse) -> Callable[..., Any]:
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                with self._let_in(name, context):
+                    async for response in method(parse(request), context):
+                        yield response
+            except BridgeError as error:
+                await context.abort_with_status(to_status(error))  # type: ignore[attr-defined] # the stubs lack it
+
+        return stream
+
+    @contextmanager
+    def _let_in(self, name: str, context: Context) -> Iterator[None]:
+        """Answer a call within this context, or raise why it may not be made; errors as for `AccessControl.admit`."""
+        admit = partial(self._control.admit, name, context)
+        caller = admit()
+        if caller is None:
+            yield
+            return
+        set_caller(caller)
+        with self._calls.entered(caller, admit):
+            yield
 
 
-def _parser(deserializer: Callable[[bytes], Any] | None) -> Callable[[Any], Any]:
+_NEW_HANDLERS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+"""What makes a handler, by whether requests and responses are streams."""
+
+
+def _method_of(handler: _Handler) -> Any:
+    kinds = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+    [method] = [kind for kind in kinds if kind is not None]
+    return method
+
+
+def _parser(deserializer: Callable[[bytes], Any] | None) -> _Parse:
     def parse(message: Any) -> Any:
         try:
             return message if deserializer is None else deserializer(message)
@@ -55,24 +113,3 @@ def _parser(deserializer: Callable[[bytes], Any] | None) -> Callable[[Any], Any]
             raise InvalidFieldError("message", "does not parse") from error
 
     return parse
-
-
-def _answering(method: Callable[..., Any], parse: Callable[[Any], Any]) -> Callable[..., Any]:
-    async def answer(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            return await method(parse(request), context)
-        except BridgeError as error:
-            await context.abort_with_status(to_status(error))  # type: ignore[attr-defined] # the stubs lack it
-
-    return answer
-
-
-def _streaming(method: Callable[..., AsyncIterator[Any]], parse: Callable[[Any], Any]) -> Callable[..., Any]:
-    async def stream(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        try:
-            async for response in method(parse(request), context):
-                yield response
-        except BridgeError as error:
-            await context.abort_with_status(to_status(error))  # type: ignore[attr-defined] # the stubs lack it
-
-    return stream

@@ -28,13 +28,15 @@ from kvbridge.node.attachments import AttachmentPort
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.identity import PEER_PREFIX
 from kvbridge.observe.metrics_server import MetricsServer
+from kvbridge.server.access import AccessControl
 from kvbridge.server.answers import Answers
 from kvbridge.server.bulk import BulkServicer
 from kvbridge.server.bulk_socket import BulkSocketServer
 from kvbridge.server.catalog import CatalogServicer
 from kvbridge.server.handoff import HandoffServicer
 from kvbridge.server.inspect import InspectServicer
-from kvbridge.server.interceptor import ErrorInterceptor
+from kvbridge.server.interceptor import CallInterceptor
+from kvbridge.server.live_calls import LiveCalls
 from kvbridge.server.peers import PeerServicer
 from kvbridge.v1 import catalog_service_pb2, handoff_service_pb2, inspect_service_pb2, peer_service_pb2
 from kvbridge.v1.catalog_service_pb2_grpc import add_CatalogServiceServicer_to_server
@@ -178,8 +180,10 @@ def _spare_pauses() -> None:
 
 def _build_server(bridge: Bridge, bulk_port: int) -> tuple[aio.Server, HealthServicer, int | None]:
     config = bridge.config
+    calls = LiveCalls()
+    bridge.access.add_listener(calls.look_again)
     server = aio.server(
-        interceptors=[ErrorInterceptor()],
+        interceptors=[CallInterceptor(AccessControl(bridge.access, bridge.sessions), calls)],
         maximum_concurrent_rpcs=config.concurrent_calls_max,
         options=[
             ("grpc.max_receive_message_length", config.message_bytes_max),
