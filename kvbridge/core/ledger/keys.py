@@ -3,7 +3,8 @@
 Generations never repeat while the ledger lives, although keys are forgotten: a key is kept while it has a payload or
 a tombstone; when it is forgotten, its last generation raises a *floor* that all keys share, and a key that the ledger
 does not know starts right above the floor. So a key's first generation is 1 until some key has been forgotten; later
-it may be greater, but it is never one that the key had before.
+it may be greater, but it is never one that the key had before. Whoever knows what an earlier life of the node gave out
+raises the floor above that, and then the same holds over lives.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ class KeyIndex:
     def __len__(self) -> int:
         """Return the number of keys that are known."""
         return len(self._keys)
+
+    def number_above(self, generation: int) -> None:
+        """Let no key have this generation or a lesser one; none may be known yet."""
+        assert not self._keys, self
+        self._generation_floor = max(self._generation_floor, generation)
 
     def next_reference(self, key: str) -> PayloadReference:
         """Give out a new generation. The caller must `add` or `end` it before anything else."""

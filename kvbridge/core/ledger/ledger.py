@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
-from kvbridge.core.descriptor import FallbackText, PayloadSpec, Verification, seal
+from kvbridge.core.descriptor import FallbackText, PayloadReference, PayloadSpec, Verification, seal
 from kvbridge.core.errors import UnknownReferenceError, WrongStateError
 from kvbridge.core.ledger.admission import Admission
 from kvbridge.core.ledger.claims import Claims
@@ -63,6 +63,14 @@ class Ledger:
             f"<Ledger {usage.free_bytes} of {usage.arena_bytes} bytes free, {usage.payloads} payloads, "
             f"{usage.reservations} reservations, {usage.holds} holds, {usage.leases} leases, {usage.residues} residues>"
         )
+
+    def number_above(self, generation: int) -> None:
+        """Give out greater generations alone; before anything is reserved.
+
+        What an earlier life of the node called by one of its generations is then never the name of something newer.
+        """
+        assert generation >= 0, generation
+        self._life.keys.number_above(generation)
 
     # Publishing
 
@@ -320,6 +328,10 @@ class Ledger:
         if lease is None or lease.client_id != client_id or lease.kind is not ReferenceKind.LEASE or lease.residue:
             return None
         return None if lease.expires_at is None or lease.expires_at <= now else lease.expires_at - now
+
+    def tombstone(self, reference: PayloadReference) -> Tombstone | None:
+        """Return what is remembered of a payload that has ended; a look, to which no time is needed."""
+        return self._life.keys.tombstones.find(reference)
 
     def occupant(self, *, key: str, generation: int = 0) -> Payload | None:
         """Return the payload that occupies memory under `key`, in whatever state, for people; 0 means the newest."""
