@@ -35,6 +35,7 @@ _MAXIMA = {
     "journal_file_bytes_max": _ARENA_BYTES_MAX,
     "journal_files_max": JOURNAL_FILES_MAX,
     "answer_bytes_remembered_max": _ARENA_BYTES_MAX,
+    "text_store_bytes_max": _ARENA_BYTES_MAX,
     "chunk_bytes": CHUNK_BYTES_MAX,
     "bulk_port_told": PORT_MAX,
 }
@@ -149,6 +150,12 @@ class BridgeConfig:
     """Most quarantines in force, for each tenant."""
     quarantine_file: str = ""
     """File that keeps quarantines over restarts; empty if the end of the node may end them."""
+    text_store: str = ""
+    """SQLite file that keeps the texts of payloads over restarts, in plain text; empty for none."""
+    text_store_bytes_max: int = 256 << 20
+    """Most bytes of texts and token ids in that file, for all tenants; the oldest make room. It takes some more."""
+    text_store_seconds: float = 7200.0
+    """How long a text is kept there after its payload was committed, and again after that ended, by the wall clock."""
     watches_max: int = 1024
     """Most streams of events at once."""
     watches_per_client_max: int = 4

@@ -31,6 +31,7 @@ from kvbridge.node.journal import Journal
 from kvbridge.node.parts import Part, answer_to, candidate_of, layout_of, readable, record_of
 from kvbridge.node.surroundings import Circumstances, Found, Surroundings
 from kvbridge.node.tenancy import Tenancy
+from kvbridge.node.texts import Recalled, Texts
 
 _HANDOFF_ID_BYTES = 12
 
@@ -61,13 +62,18 @@ class Acquiring:
         surroundings: Surroundings,
         byte_checks: ByteChecks,
         fetching: Fetching,
+        texts: Texts,
         journal: Journal,
     ) -> None:
-        """Ask `surroundings` what holds, see to bytes by the others, and tell `journal`; `clock` is the ledger's."""
+        """Ask `surroundings` what holds, see to bytes by the others, and tell `journal`; `clock` is the ledger's.
+
+        Of what the ledger knows nothing of, `texts` may have kept something.
+        """
         self._clock = clock
         self._surroundings = surroundings
         self._byte_checks = byte_checks
         self._fetching = fetching
+        self._texts = texts
         self._journal = journal
 
     async def acquire(self, asked: Acquisition, tenancy: Tenancy, *, is_draining: Callable[[], bool]) -> HandoffAnswer:
@@ -93,12 +99,12 @@ class Acquiring:
     # Deciding
 
     def _decide_all(
-        self, asked: Acquisition, tenancy: Tenancy, foreign: ForeignByKey, *, node_draining: bool
+        self, asked: Acquisition, tenancy: Tenancy, foreign: ForeignByKey, kept: Recalled, *, node_draining: bool
     ) -> list[Part]:
         """Decide every part, the nearest first, and lease what passes and is here; all or, on an error, nothing."""
         parts: list[Part] = []
         with tenancy.ledger() as ledger:
-            found = [self._find(ledger, terms, foreign) for terms in asked.parts]
+            found = [self._find(ledger, terms, foreign, kept) for terms in asked.parts]
             wanted = list(zip(asked.parts, found, places(list(map(readable, found, asked.parts))), strict=True))
             try:
                 for terms, payload, place in reversed(wanted):
@@ -114,10 +120,11 @@ class Acquiring:
                 raise
         return parts[::-1]
 
-    def _find(self, ledger: Ledger, terms: AcquireTerms, foreign: ForeignByKey) -> Found:
+    def _find(self, ledger: Ledger, terms: AcquireTerms, foreign: ForeignByKey, kept: Recalled) -> Found:
         reference = terms.reference
         said = foreign.get(reference.key)
-        return said or ledger.find(now=self._clock(), key=reference.key, generation=reference.generation)
+        found = said or ledger.find(now=self._clock(), key=reference.key, generation=reference.generation)
+        return found or kept.get(reference)
 
     async def _decide_with_others(
         self, asked: Acquisition, tenancy: Tenancy, *, is_draining: Callable[[], bool]
@@ -127,9 +134,11 @@ class Acquiring:
         What is here already stays leased meanwhile, so that it does not make room for what comes.
         """
         kept: list[Part] = []
+        references = [terms.reference for terms in asked.parts]
+        texts = await self._texts.recall(tenancy, references, seconds_max=self._seconds_left(asked))
 
         def decide_all(foreign: ForeignByKey) -> list[Part]:
-            return self._decide_all(asked, tenancy, foreign, node_draining=is_draining())
+            return self._decide_all(asked, tenancy, foreign, texts, node_draining=is_draining())
 
         def passing(foreign: ForeignByKey) -> list[str]:
             parts = decide_all(foreign)

@@ -21,7 +21,7 @@ from kvbridge.core.errors import InvalidFieldError, UnavailableError, WrongState
 from kvbridge.core.gate import AcquireTerms
 from kvbridge.core.handoff_reference import SCHEME, HandoffReference, is_handoff_reference
 from kvbridge.core.layout import slot_layout
-from kvbridge.core.ledger import Committed, Grant, Page, Payload, Rejected, Usage
+from kvbridge.core.ledger import Committed, Grant, Page, Payload, Rejected, Tombstone, Usage
 from kvbridge.core.plan import check_plan
 from kvbridge.link.port import NoPeers, Peers
 from kvbridge.memory.arena import ArenaSnapshot, HostArena
@@ -46,6 +46,7 @@ from kvbridge.node.reports import Reports
 from kvbridge.node.sealing import Sealing
 from kvbridge.node.surroundings import Surroundings
 from kvbridge.node.tenancy import Tenancy, new_tenancy
+from kvbridge.node.texts import Texts
 from kvbridge.node.traffic import Traffic
 from kvbridge.node.upload import Upload
 from kvbridge.node.verification import Verifier
@@ -107,13 +108,15 @@ class Bridge:
         self.breakers = Breakers(config.breakers_max)
         self.costs = CostKeeper(config.node_id, clock=clock)
         self.reports = Reports(clock=clock, journal=self.journal, breakers=self.breakers, costs=self.costs)
-        self.containment = Containment(config, self._tenancies, clock=clock)
+        self.texts = Texts(config, self._tenancies, clock=clock)
+        self.containment = Containment(config, self._tenancies, texts=self.texts, clock=clock)
         self._sealing = Sealing(
             clock=clock,
             verifier=self._verifier,
             costs=self.costs.checks,
             probes=probes,
             quarantines=self.containment.quarantines,
+            texts=self.texts,
             traffic=self.traffic,
         )
         self.replicas = self._new_replicas(peers or NoPeers())
@@ -130,6 +133,7 @@ class Bridge:
                 clock=clock, verifier=self._verifier, costs=self.costs.checks, background=self._background
             ),
             fetching=Fetching(clock=clock, replicas=self.replicas),
+            texts=self.texts,
             journal=self.journal,
         )
         self.observation = Observation(self)
@@ -146,7 +150,9 @@ class Bridge:
         Raises:
             CatalogFileError: the catalog's file holds what cannot run.
             QuarantineFileError: the file of quarantines cannot be read or written.
+            TextStoreError: the file of texts cannot be used.
         """
+        await self.texts.start()
         self.containment.quarantines.load()
         await self.catalog.start()
         self.observation.start()
@@ -172,6 +178,7 @@ class Bridge:
             await asyncio.gather(self._housekeeper, return_exceptions=True)
         await self.catalog.close()
         await self._background.settle()
+        await self.texts.close()
         await self.observation.close()
         await self.replicas.close()
         self._verifier.close()
@@ -263,8 +270,16 @@ class Bridge:
         self.containment.handed(asked.client, answer)
         return answer
 
-    def lend(self, client: Client, tenant: str, reference: PayloadReference) -> Lent | Refused:
-        """Lease a payload to another node, or say why it cannot be had.
+    async def recall(self, tenant: str, reference: PayloadReference) -> Tombstone | None:
+        """Return what is kept of a payload of which the ledger knows nothing, for `lend`."""
+        if tenant not in self._tenancies:
+            return None
+        return (await self.texts.recall(self._tenancies[tenant], [reference], seconds_max=None)).get(reference)
+
+    def lend(
+        self, client: Client, tenant: str, reference: PayloadReference, *, kept: Tombstone | None = None
+    ) -> Lent | Refused:
+        """Lease a payload to another node, or say why it cannot be had; `kept` is what `recall` gave.
 
         Raises:
             LimitExceededError: the other node has too many references.
@@ -276,6 +291,7 @@ class Bridge:
             client,
             reference,
             clock=self._clock,
+            kept=kept,
             quarantine=partial(self.containment.quarantines.problem, tenant),
             node_draining=self.draining,
         )

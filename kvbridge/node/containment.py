@@ -13,14 +13,17 @@ from kvbridge.node.identity import Client
 from kvbridge.node.lease_notices import LeaseNotices
 from kvbridge.node.quarantines import QuarantineKeeper
 from kvbridge.node.tenancy import Tenancy
+from kvbridge.node.texts import Texts
 from kvbridge.node.watch import Watchers, WatchLimits
 
 
 class Containment:
     """Follows payloads from hand to hand."""
 
-    def __init__(self, config: BridgeConfig, tenancies: Mapping[str, Tenancy], *, clock: Callable[[], float]) -> None:
-        """Follow the payloads of these tenants; `clock` is the ledgers'."""
+    def __init__(
+        self, config: BridgeConfig, tenancies: Mapping[str, Tenancy], *, texts: Texts, clock: Callable[[], float]
+    ) -> None:
+        """Follow the payloads of these tenants, and tell `texts` what is quarantined; `clock` is the ledgers'."""
         self._tenancies = tenancies
         self._clock = clock
         self.watchers = Watchers(
@@ -44,6 +47,7 @@ class Containment:
             ),
             quarantines_max=config.quarantines_max,
             path=config.quarantine_file,
+            texts=texts,
             clock=clock,
         )
         self._notices = LeaseNotices(

@@ -56,17 +56,20 @@ def lend(
     reference: PayloadReference,
     *,
     clock: Callable[[], float],
+    kept: Tombstone | None = None,
     quarantine: Callable[[PayloadReference, ModelTag, AlignerTag | None, tuple[PayloadReference, ...]], str | None],
     node_draining: bool,
 ) -> Lent | Refused:
     """Lease a payload to another node; what its consumers make of it is for that node's gate to decide.
+
+    Of what the ledger knows nothing of, `kept` may be what is remembered.
 
     Raises:
         LimitExceededError: the other node has too many references.
     """
     now = clock()
     with tenancy.ledger() as ledger:
-        found = ledger.find(now=now, key=reference.key, generation=reference.generation)
+        found = ledger.find(now=now, key=reference.key, generation=reference.generation) or kept
         if node_draining:
             return _refused(found, Reason.DRAINING, "the owner is shutting down")
         if found is None:

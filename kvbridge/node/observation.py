@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvbridge.config import BridgeConfig
 from kvbridge.observe.journal_file import JournalFile
-from kvbridge.observe.metrics import Metrics, NodeSample
+from kvbridge.observe.metrics import Metrics, NodeSample, TextSample
 from kvbridge.observe.rotating_file import RotatingFile
 from kvbridge.wire.journal import RecordEncoder
 
@@ -54,6 +54,13 @@ def _journal_file(config: BridgeConfig, records: RecordEncoder) -> JournalFile:
     return JournalFile(file, records)
 
 
+def _texts(bridge: Bridge) -> TextSample:
+    store = bridge.texts.store
+    if store is None:
+        return TextSample()
+    return TextSample(rows=store.rows, bytes=store.bytes, dropped=store.dropped, failures=store.failures)
+
+
 def _sample(bridge: Bridge, file: JournalFile | None) -> NodeSample:
     return NodeSample(
         usages=bridge.usages(),
@@ -68,4 +75,5 @@ def _sample(bridge: Bridge, file: JournalFile | None) -> NodeSample:
         journal_records=len(bridge.journal),
         journal_dropped=0 if file is None else file.dropped,
         journal_write_errors=0 if file is None else file.write_errors,
+        texts=_texts(bridge),
     )

@@ -1,13 +1,11 @@
 """Quarantines on disk: a quarantine that ended because a node was restarted would let contaminated caches through.
 
-The file is one JSON object. It is written beside itself and renamed, and both are flushed, so that it holds either what
-was in force before a change or what is after it. Nobody else writes it.
+The file is one JSON object. Nobody but the node writes it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -16,13 +14,13 @@ from kvbridge.core.catalog.route import ModelPattern
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import BridgeError, InvalidFieldError
 from kvbridge.core.quarantine import AlignerPattern, Quarantine, Target
+from kvbridge.node.state_file import replace_durably
 
 FORMAT = 1
 """Version of the file's form."""
 FILE_BYTES_MAX = 64 << 20
 """Largest file that is read."""
 _KINDS: dict[str, type[Target]] = {"model": ModelPattern, "aligner": AlignerPattern, "payload": PayloadReference}
-_MODE = 0o600
 
 
 class QuarantineFileError(BridgeError):
@@ -70,25 +68,10 @@ class QuarantineFile:
             QuarantineFileError: it cannot be written; what was there before still is.
         """
         content = json.dumps(_encode(quarantines), indent=2).encode()
-        beside = self._path.with_name(self._path.name + ".new")
         try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self._path)
-            _flush_folder(self._path.parent)
+            replace_durably(self._path, content)
         except OSError as error:
             raise QuarantineFileError(f"quarantine_file: {error}") from error
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _encode(quarantines: list[tuple[str, Quarantine]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbridge.core.descriptor import PayloadReference, PayloadSpec
-from kvbridge.core.errors import BridgeError, InvalidFieldError, UnknownReferenceError
+from kvbridge.core.errors import InvalidFieldError, UnknownReferenceError
 from kvbridge.core.events import PayloadQuarantined, PayloadRevoked
 from kvbridge.core.handoff_reference import is_handoff_reference, lineage
 from kvbridge.core.ledger import Grant, Ledger, Payload, PayloadEnded
@@ -30,7 +30,9 @@ from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.node.answers import HandoffAnswer, Leased
 from kvbridge.node.identity import Client
 from kvbridge.node.quarantine_file import QuarantineFile, QuarantineFileError
+from kvbridge.node.state_file import NotPersistedError
 from kvbridge.node.tenancy import Tenancy
+from kvbridge.node.texts import Texts
 from kvbridge.node.watch import Watchers
 
 HANDOFF_IDS_MAX = 100
@@ -40,10 +42,6 @@ _HARMLESS_ENDS = frozenset({Reason.PAYLOAD_EXPIRED, Reason.MEMORY_EXHAUSTED, Rea
 """Ends that take nothing from those who hold a lease, or of which they are told in another way."""
 
 _log = logging.getLogger(__name__)
-
-
-class NotPersistedError(BridgeError):
-    """A change of the quarantines is in force but could not be written to the file, so the node's end will undo it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,18 +96,23 @@ class QuarantineKeeper:
         limits: ProvenanceLimits,
         quarantines_max: int,
         path: str,
+        texts: Texts,
         clock: Callable[[], float],
     ) -> None:
-        """Keep them in the file at `path`, if one is named; `clock` is the ledgers', and `node_id` this node's name."""
+        """Keep them in the file at `path`, if one is named, and tell `texts` what they touch.
+
+        `clock` is the ledgers', and `node_id` this node's name.
+        """
         self._node_id = node_id
         self._tenancies = tenancies
         self._watchers = watchers
         self._clock = clock
         self._books = {name: Quarantines(Provenance(limits), quarantines_max=quarantines_max) for name in tenancies}
         self._file = QuarantineFile(path) if path else None
+        self._texts = texts
         self._writing = asyncio.Lock()
         for tenancy in tenancies.values():
-            tenancy.on_ended = self._ended
+            tenancy.on_ended.append(self._ended)
 
     def __repr__(self) -> str:
         """Show the tenants' quarantines."""
@@ -227,7 +230,11 @@ class QuarantineKeeper:
             "quarantined",
             extra={"quarantine": imposed.quarantine_id, "payloads": len(payloads), "clients": clients, "why": why},
         )
-        await self._save(f"quarantine {imposed.quarantine_id} is in force, and {len(payloads)} payloads are refused")
+        done = f"quarantine {imposed.quarantine_id} is in force, and {len(payloads)} payloads are refused"
+        noted = self._texts.quarantined(client.tenant, touched)
+        await self._save(done)
+        if not (noted and await self._texts.settle()):
+            raise NotPersistedError(f"{done}, but only until the node stops: the text store cannot be written")
         return QuarantineReport(quarantine_id=imposed.quarantine_id, payloads=payloads, clients=clients)
 
     async def unquarantine(self, client: Client, quarantine_id: str) -> None:

@@ -10,6 +10,7 @@ from kvbridge.node.check_costs import CheckCosts
 from kvbridge.node.probes import Probes
 from kvbridge.node.quarantines import QuarantineKeeper
 from kvbridge.node.tenancy import Tenancy
+from kvbridge.node.texts import Texts
 from kvbridge.node.traffic import Traffic
 from kvbridge.node.verification import Verifier
 
@@ -25,14 +26,16 @@ class Sealing:
         costs: CheckCosts,
         probes: Probes,
         quarantines: QuarantineKeeper,
+        texts: Texts,
         traffic: Traffic,
     ) -> None:
-        """Ask all of these, and tell `costs` and `traffic`; `clock` is the ledger's."""
+        """Ask all of these, and tell `costs`, `texts` and `traffic`; `clock` is the ledger's."""
         self._clock = clock
         self._verifier = verifier
         self._costs = costs
         self._probes = probes
         self._quarantines = quarantines
+        self._texts = texts
         self._traffic = traffic
 
     async def verify_and_finish(
@@ -58,5 +61,7 @@ class Sealing:
                 failure=failure or self._quarantines.commit_failure(tenancy.tenant, payload),
                 hold=hold,
             )
+        if isinstance(outcome, Committed):
+            self._texts.committed(tenancy.tenant, payload)
         self._traffic.note_commit(outcome)
         return outcome

@@ -30,10 +30,10 @@ class Tenancy:
     """Keeps the header pages in memory true to the ledger."""
 
     def __init__(self, *, tenant: str, ledger: Ledger, arena: HostArena, epoch: int) -> None:
-        """Join a ledger and an arena of the same size; `on_ended` may be set to hear of payloads that ended."""
+        """Join a ledger and an arena of the same size; `on_ended` are called for payloads that ended."""
         self.tenant = tenant
         self.arena = arena
-        self.on_ended: Callable[[Tenancy, PayloadEnded], None] = lambda _, __: None
+        self.on_ended: list[Callable[[Tenancy, PayloadEnded], None]] = []
         self._ledger = ledger
         self._epoch = epoch
 
@@ -63,7 +63,8 @@ class Tenancy:
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, PayloadEnded):
-            self.on_ended(self, effect)
+            for listener in self.on_ended:
+                listener(self, effect)
             return
         for kind, state in _HEADER_STATES:
             if isinstance(effect, kind):

@@ -37,6 +37,20 @@ _COUNTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextSample:
+    """The store of texts at the moment of a scrape; all 0 if there is none."""
+
+    rows: int = 0
+    """Payloads of which there is something."""
+    bytes: int = 0
+    """What that takes."""
+    dropped: int = 0
+    """What was not written and never will be."""
+    failures: int = 0
+    """How often the file could not be written or read, or not in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSample:
     """A node at the moment of a scrape."""
 
@@ -64,6 +78,8 @@ class NodeSample:
     """Records that will never be in the journal's file."""
     journal_write_errors: int
     """Writes to that file that failed."""
+    texts: TextSample = TextSample()
+    """The store of texts."""
 
 
 Sample: TypeAlias = Callable[[], NodeSample]
@@ -170,6 +186,18 @@ def _node(sample: NodeSample) -> Iterator[Metric]:
         "kvbridge_journal_write_errors",
         "Writes to the journal's file that failed and were tried again.",
         sample.journal_write_errors,
+    )
+    yield from _texts(sample.texts)
+
+
+def _texts(texts: TextSample) -> Iterator[Metric]:
+    yield _gauge("kvbridge_text_store_rows", "Payloads of which the text store has something.", texts.rows)
+    yield _gauge("kvbridge_text_store_bytes", "What they take in the text store.", texts.bytes)
+    yield _counter("kvbridge_text_store_dropped", "What the text store was told and does not have.", texts.dropped)
+    yield _counter(
+        "kvbridge_text_store_failures",
+        "Times that the text store could not be written or read, or not in time.",
+        texts.failures,
     )
 
 

@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 
 from kvbridge.core import errors
 from kvbridge.node.identity import SessionEndedError
-from kvbridge.node.quarantines import NotPersistedError
+from kvbridge.node.state_file import NotPersistedError
 
 ERROR_DOMAIN = "kvbridge"
 """Domain of every `google.rpc.ErrorInfo` that a node sends."""

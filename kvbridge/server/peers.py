@@ -49,7 +49,8 @@ class PeerServicer(PeerServiceServicer):
                 raise InvalidFieldError("reference.generation", "is required")
             if is_handoff_reference(reference.key):
                 raise InvalidFieldError("reference.key", "names a payload of another node; ask that node")
-            answer = self._bridge.lend(client.in_tenant(request.tenant), request.tenant, reference)
+            kept = await self._bridge.recall(request.tenant, reference)
+            answer = self._bridge.lend(client.in_tenant(request.tenant), request.tenant, reference, kept=kept)
             owner = self._owner()
             if isinstance(answer, Refused):
                 return pb.OpenPayloadResponse(closed=_encode_refused(answer), owner=owner)
