@@ -156,6 +156,8 @@ class BridgeConfig:
     """Most bytes of texts and token ids in that file, for all tenants; the oldest make room. It takes some more."""
     text_store_seconds: float = 7200.0
     """How long a text is kept there after its payload was committed, and again after that ended, by the wall clock."""
+    kill_switch_file: str = ""
+    """File that keeps the kill switch, as it was set by a call, over restarts; empty if the node's end may end it."""
     watches_max: int = 1024
     """Most streams of events at once."""
     watches_per_client_max: int = 4

@@ -99,7 +99,12 @@ class Bridge:
         self._housekeeper: asyncio.Task[None] | None = None
         self.traffic = Traffic()
         self.journal = Journal(config.journal_records_max)
-        self.catalog = CatalogKeeper(config.catalog, config.catalog_poll_seconds, built_in=_default_policy(config))
+        self.catalog = CatalogKeeper(
+            config.catalog,
+            config.catalog_poll_seconds,
+            built_in=_default_policy(config),
+            switch_file=config.kill_switch_file,
+        )
         probes = Probes(
             catalog=lambda: self.catalog.catalog,
             verifier=self._verifier,
@@ -149,6 +154,7 @@ class Bridge:
 
         Raises:
             CatalogFileError: the catalog's file holds what cannot run.
+            KillSwitchFileError: the file of the kill switch cannot be read or written.
             QuarantineFileError: the file of quarantines cannot be read or written.
             TextStoreError: the file of texts cannot be used.
         """

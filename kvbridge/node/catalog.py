@@ -14,6 +14,8 @@ from kvbridge.catalog_file import CatalogFileError
 from kvbridge.core.catalog import Catalog, RoutePolicy
 from kvbridge.core.errors import WrongStateError
 from kvbridge.node.catalog_watch import WatchedFile
+from kvbridge.node.kill_switch_file import KillSwitchFile, KillSwitchFileError
+from kvbridge.node.state_file import NotPersistedError
 
 _log = logging.getLogger(__name__)
 
@@ -42,11 +44,13 @@ class CatalogKeeper:
         poll_seconds: float,
         *,
         built_in: RoutePolicy | None = None,
+        switch_file: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Keep the catalog in `file`, or, without one, whatever the API puts into it.
 
-        `built_in` are the defaults that hold unless the file has others; `clock` gives seconds of Unix time.
+        `built_in` are the defaults that hold unless the file has others; `switch_file`, if one is named, keeps the kill
+        switch over restarts; `clock` gives seconds of Unix time.
         """
         self._clock = clock
         self._file = None if not file else str(Path(file).absolute())
@@ -55,6 +59,8 @@ class CatalogKeeper:
         self._running = RunningCatalog(catalog=Catalog(defaults=built_in), version=0, changed_at=clock())
         self._file_problem = ""
         self._switch_why: str | None = None
+        self._switch_file = KillSwitchFile(switch_file) if switch_file else None
+        self._switch_writing = asyncio.Lock()
         self._listeners: list[Callable[[Catalog], None]] = []
         self._woken = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -67,11 +73,13 @@ class CatalogKeeper:
     # Life
 
     async def start(self) -> None:
-        """Read the file, if there is one, and begin to watch it.
+        """Put the kill switch back as it was, read the file, if there is one, and begin to watch it.
 
         Raises:
             CatalogFileError: what the file holds cannot run.
+            KillSwitchFileError: the kill switch cannot be read or written.
         """
+        self._load_kill_switch()
         if self._watched is None:
             return
         found = await asyncio.to_thread(self._watched.look)
@@ -151,16 +159,39 @@ class CatalogKeeper:
 
         What the catalog itself declares stays in force.
         """
-        self._switch_why = (why or _SET_WITHOUT_WHY) if engaged else None
+        self._switch_why = (why or _SET_WITHOUT_WHY) if engaged else None  # In force first, and kept second.
         _log.warning("kill switch %s", "on" if engaged else "off", extra={"why": why})
         self._swap(self.catalog)
         return self.kill_switch_reason() is not None
+
+    async def save_kill_switch(self) -> None:
+        """Let the kill switch, as it was set, outlive the node, if there is a file for that.
+
+        Raises:
+            NotPersistedError: it is in force but could not be written.
+        """
+        if self._switch_file is None:
+            return
+        try:
+            async with self._switch_writing:
+                await asyncio.to_thread(self._switch_file.write, self._switch_why)
+        except KillSwitchFileError as error:
+            _log.exception("the kill switch is not persisted")
+            raise NotPersistedError(f"the kill switch is set, but only until the node stops: {error}") from error
 
     def look_soon(self) -> None:
         """Read the file again without waiting for the next poll."""
         self._woken.set()
 
     # Inside
+
+    def _load_kill_switch(self) -> None:
+        if self._switch_file is None:
+            return
+        self._switch_why = self._switch_file.read()
+        self._switch_file.write(self._switch_why)  # What cannot be written now could not be when it matters.
+        if self._switch_why is not None:
+            _log.warning("kill switch on, as before the restart", extra={"why": self._switch_why})
 
     async def _watch(self) -> None:
         assert self._watched is not None

@@ -211,6 +211,7 @@ class CatalogServicer(QuarantineMethods, CatalogServiceServicer):
         async def work() -> pb.SetKillSwitchResponse:
             require_text("why", request.why, characters_max=WHY_CHARACTERS_MAX)
             engaged = self._keeper.set_kill_switch(engaged=request.engaged, why=request.why)
+            await self._keeper.save_kill_switch()
             return pb.SetKillSwitchResponse(engaged=engaged)
 
         return await self._answers.once(self._client(context), request.request_id, request, work)

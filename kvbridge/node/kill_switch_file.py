@@ -1,0 +1,78 @@
+"""The kill switch on disk: one that ended because a node was restarted would turn handoffs on again, unasked.
+
+The file is one JSON object. Nobody but the node writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from kvbridge.core.errors import BridgeError
+from kvbridge.node.state_file import replace_durably
+
+FORMAT = 1
+"""Version of the file's form."""
+FILE_BYTES_MAX = 1 << 16
+"""Largest file that is read."""
+
+
+class KillSwitchFileError(BridgeError):
+    """The file of the kill switch cannot be read or written, or holds what no node wrote."""
+
+
+class KillSwitchFile:
+    """Why every handoff is text, or that it is not, in one file."""
+
+    def __init__(self, path: str) -> None:
+        """Keep it at `path`, whose folder must exist."""
+        self._path = Path(path)
+
+    def __repr__(self) -> str:
+        """Show where it is."""
+        return f"<KillSwitchFile {self._path}>"
+
+    def read(self) -> str | None:
+        """Return why the kill switch is on, or None if it is off or there is no file yet.
+
+        Raises:
+            KillSwitchFileError: the file cannot be read or understood.
+        """
+        try:
+            with self._path.open("rb") as file:
+                content = file.read(FILE_BYTES_MAX + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise KillSwitchFileError(f"kill_switch_file: {error}") from error
+        try:
+            return _decode(content)
+        except (KeyError, TypeError, ValueError) as error:
+            raise KillSwitchFileError(
+                f"kill_switch_file: {self._path} does not hold a kill switch ({type(error).__name__}: {error}); "
+                "repair it, or remove it to start with the kill switch off"
+            ) from error
+
+    def write(self, why: str | None) -> None:
+        """Replace what is there.
+
+        Raises:
+            KillSwitchFileError: it cannot be written; what was there before still is.
+        """
+        content = json.dumps({"format": FORMAT, "engaged": why is not None, "why": why or ""}, indent=2).encode()
+        try:
+            replace_durably(self._path, content)
+        except OSError as error:
+            raise KillSwitchFileError(f"kill_switch_file: {error}") from error
+
+
+def _decode(content: bytes) -> str | None:
+    if len(content) > FILE_BYTES_MAX:
+        raise ValueError(f"over {FILE_BYTES_MAX} bytes")
+    state = json.loads(content)
+    if state["format"] != FORMAT:
+        raise ValueError(f"format {state['format']} is not {FORMAT}")
+    engaged, why = state["engaged"], state["why"]
+    if type(engaged) is not bool or type(why) is not str:
+        raise TypeError("engaged must be true or false, and why a string")
+    return why if engaged else None
