@@ -43,7 +43,9 @@ $(VENV)/.installed: pyproject.toml $(LOCKS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --requirement locks/pip.txt
 	$(INSTALL) --requirement locks/main.txt --requirement locks/model.txt
-	if $(BIN)/python scripts/audit.py --is-cuda; then $(INSTALL) --requirement locks/cuda.txt; fi
+	$(INSTALL) --requirement locks/torch-cpu.txt || { \
+	    echo 'No torch for the CPU alone is to be had here; taking the one for CUDA.'; \
+	    $(INSTALL) --requirement locks/torch-cuda.txt; }
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

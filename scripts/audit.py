@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tomllib
@@ -32,7 +31,6 @@ HASH = re.compile(r"sha256:[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _USES = re.compile(r"^[\s-]*uses:\s*[\"']?([^\s\"'#]+)", re.MULTILINE)
 _LICENCE_TOKEN = re.compile(r"[()]|[^\s()]+")
-_CUDA_PREFIXES = ("cuda-", "nvidia-", "triton")
 
 Installed: TypeAlias = Mapping[NormalizedName, metadata.Distribution]
 
@@ -176,10 +174,10 @@ def installed(paths: Sequence[str] | None = None) -> dict[NormalizedName, metada
     return {canonicalize_name(distribution.name): distribution for distribution in found}
 
 
-def is_cuda(present: Installed) -> bool:
-    """Tell whether torch was built for CUDA, and asks for its libraries."""
+def torch_lock(present: Installed) -> str:
+    """Return which of the locks of torch an environment was made from."""
     torch = present.get(canonicalize_name("torch"))
-    return torch is not None and any(text.startswith(_CUDA_PREFIXES) for text in torch.requires or ())
+    return "torch-cpu" if torch is not None and torch.version.endswith("+cpu") else "torch-cuda"
 
 
 def differences(pins: Iterable[Pin], present: Installed) -> Iterator[str]:
@@ -227,7 +225,7 @@ def audit() -> Iterator[str]:
     for pins in locks.values():
         for pin in pins:
             yield from pin.faults()
-    names = ("main", "pip", "model", *(["cuda"] if is_cuda(present) else []))
+    names = ("main", "pip", "model", torch_lock(present))
     yield from differences([pin for name in names for pin in locks[name]], present)
     yield from differences(locks["transformers-5.0"], overlay)
     yield from unmet(present, rules)
@@ -240,10 +238,6 @@ def audit() -> Iterator[str]:
 
 def main() -> int:
     """Print what is wrong; return 1 if anything is."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--is-cuda", action="store_true", help="only tell, by the status, whether torch needs cuda.txt")
-    if parser.parse_args().is_cuda:
-        return 0 if is_cuda(installed()) else 1
     faults = sorted(set(audit()))
     for fault in faults:
         print(fault)

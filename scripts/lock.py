@@ -1,7 +1,8 @@
 """Resolves every dependency and writes the locks: exact versions for every supported platform, each file with its hash.
 
-- `main.txt`: what the project, its extras and its dependency groups need, around the pins in `main.in`.
-- `cuda.txt`: what belongs to a torch that was built for CUDA, and is left out where it was not.
+- `main.txt`: what the project, its extras and its dependency groups need, around the pins in `main.in`, but torch.
+- `torch-cuda.txt`: the package index's torch with the CUDA libraries that it asks for.
+- `torch-cpu.txt`: the much smaller build of the same version for the CPU alone, which lies elsewhere.
 - The others: each pin of the `.in` file of the same name, without what it depends on.
 
 Versions that are locked stay as long as they fit, so that running this twice changes nothing; `--upgrade` takes newer
@@ -23,9 +24,9 @@ LOCKS = ROOT / "locks"
 UV = Path(sys.executable).with_name("uv")
 EXTRAS = ("transformers", "redis", "otel")
 HEADER = "# Written by `make lock`; do not edit.\n"
-CUDA = re.compile(r"(nvidia|cuda|triton)\b")
+TORCH = re.compile(r"(torch|nvidia|cuda|triton)\b")
+HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _ENTRY = re.compile(r"^(?=\S)", re.MULTILINE)
-_HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
 
 
 def main() -> None:
@@ -36,26 +37,27 @@ def main() -> None:
     lock_main(upgrade)
     for pins in sorted(LOCKS.glob("*.in")):
         if pins.stem != "main":
-            write(pins.with_suffix(".txt"), compiled([str(pins), "--no-deps", *upgrade], pins.with_suffix(".txt")))
+            lock = pins.with_suffix(".txt")
+            write(lock, compiled([str(pins), "--no-deps", *upgrade], entries(lock)))
 
 
 def lock_main(upgrade: list[str]) -> None:
-    """Write `main.txt` and `cuda.txt`."""
-    path, cuda = LOCKS / "main.txt", LOCKS / "cuda.txt"
-    before = [*entries(path), *entries(cuda)]
+    """Write `main.txt` and both locks of torch."""
+    main, cuda, cpu = (LOCKS / name for name in ("main.txt", "torch-cuda.txt", "torch-cpu.txt"))
     extras = [flag for extra in EXTRAS for flag in ("--extra", extra)]
     sources = ["pyproject.toml", *extras, "--group", "dev", "--constraint", str(LOCKS / "main.in"), *upgrade]
-    found = compiled(sources, path, before)
-    write(cuda, [entry for entry in found if CUDA.match(entry)])
-    write(path, [with_other_builds(entry, before) for entry in found if not CUDA.match(entry)])
+    found = compiled(sources, [*entries(main), *entries(cuda)])
+    write(main, [entry for entry in found if not TORCH.match(entry)])
+    write(cuda, [entry for entry in found if TORCH.match(entry)])
+    [torch] = (entry.split(maxsplit=1)[0] for entry in found if entry.startswith("torch=="))
+    write(cpu, [cpu_build(f"{torch}+cpu", entries(cpu))])
 
 
-def compiled(arguments: list[str], lock: Path, before: list[str] | None = None) -> list[str]:
-    """Return the resolved entries, sorted; what `lock`, or `before` in its place, names is kept if it fits."""
-    known = "".join(entries(lock) if before is None else before)
+def compiled(arguments: list[str], before: list[str]) -> list[str]:
+    """Return the resolved entries, sorted; what `before` names is kept if it fits."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "lock.txt")
-        output.write_text(known, encoding="utf-8")
+        output.write_text("".join(before), encoding="utf-8")
         flags = ["--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
         command = [str(UV), "pip", "compile", "--quiet", *flags, "--output-file", str(output), *arguments]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -69,29 +71,19 @@ def entries(lock: Path) -> list[str]:
     return [entry for entry in _ENTRY.split(lock.read_text(encoding="utf-8")) if entry and not entry.startswith("#")]
 
 
-def with_other_builds(entry: str, before: list[str]) -> str:
-    """Return torch's entry with the hashes of builds that the resolver does not look for; any other one as it is.
+def cpu_build(pin: str, before: list[str]) -> str:
+    """Return the entry of torch for the CPU: the hashes that are known, and that of the file that pip finds here.
 
-    A build for the CPU alone has the same version with a local suffix (2.13.0+cpu) and lies elsewhere. Its hash stays
-    for as long as the version does, and that of the build that pip takes here is added.
+    It is not in the package index, and where it lies is not this project's to say, so only pip's settings tell.
     """
-    pin = entry.split(maxsplit=1)[0]
-    if not pin.startswith("torch=="):
-        return entry
-    old = [other for other in before if other.split()[0] == pin]
-    hashes = sorted({*_HASH.findall("".join([entry, *old])), preferred_build(pin)})
-    requirement = entry.partition(" \\\n")[0]
-    return " \\\n".join([requirement, *(f"    --hash={digest}" for digest in hashes)]) + "\n"
-
-
-def preferred_build(pin: str) -> str:
-    """Return the hash of the file that pip takes on this machine."""
+    known = {digest for entry in before if entry.split(maxsplit=1)[0] == pin for digest in HASH.findall(entry)}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, pin]
-        subprocess.run(command, check=True)
-        [file] = Path(folder).iterdir()
-        with file.open("rb") as stream:
-            return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+        flags = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", folder]
+        subprocess.run([sys.executable, "-m", "pip", "download", *flags, pin], check=not known)
+        for file in Path(folder).iterdir():
+            with file.open("rb") as stream:
+                known.add(f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}")
+    return " \\\n".join([pin, *(f"    --hash={digest}" for digest in sorted(known))]) + "\n"
 
 
 def write(lock: Path, found: list[str]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.utils import NormalizedName, canonicalize_name
+from packaging.utils import NormalizedName
 
 from scripts import audit
 
@@ -46,7 +45,7 @@ def faults_of(pins: list[audit.Pin]) -> list[str]:
 def test_the_locks_of_this_project_are_in_order() -> None:
     """Every requirement in every lock is pinned and has its hashes."""
     paths = sorted(audit.LOCKS.glob("*.txt"))
-    assert {path.stem for path in paths} >= {"main", "cuda", "pip", "model", "transformers-5.0"}
+    assert {path.stem for path in paths} >= {"main", "torch-cpu", "torch-cuda", "pip", "model", "transformers-5.0"}
     assert [fault for path in paths for fault in faults_of(audit.read_lock(path))] == []
 
 
@@ -139,15 +138,10 @@ def test_an_exception_lets_a_package_in() -> None:
     assert RULES.fault("odd-one", "GPL-3.0-only") is None
 
 
-def test_torch_says_whether_it_was_built_for_cuda(tmp_path: Path) -> None:
-    """A torch that asks for CUDA's libraries gets them locked, another one does not."""
-
-    def asks_for(folder: str, wanted: str) -> Mapping[NormalizedName, metadata.Distribution]:
-        return environment(tmp_path / folder, torch=f"2.13.0\nRequires-Dist: {wanted}")
-
-    assert audit.is_cuda(asks_for("gpu", "nvidia-cublas==13.1"))
-    assert not audit.is_cuda(asks_for("cpu", "sympy"))
-    assert canonicalize_name("torch") not in audit.installed([str(tmp_path)])
+@pytest.mark.parametrize(("version", "lock_name"), [("2.13.0", "torch-cuda"), ("2.13.0+cpu", "torch-cpu")])
+def test_the_build_of_torch_says_which_lock_is_its(tmp_path: Path, version: str, lock_name: str) -> None:
+    """The build for the CPU has a lock of its own, without the libraries for CUDA."""
+    assert audit.torch_lock(environment(tmp_path, torch=version)) == lock_name
 
 
 def test_an_action_that_is_not_pinned_is_found() -> None:
