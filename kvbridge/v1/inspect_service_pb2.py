@@ -24,11 +24,12 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from kvbridge.v1 import access_file_pb2 as kvbridge_dot_v1_dot_access__file__pb2
 from kvbridge.v1 import handoff_service_pb2 as kvbridge_dot_v1_dot_handoff__service__pb2
 from kvbridge.v1 import types_pb2 as kvbridge_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kvbridge/v1/inspect_service.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!kvbridge/v1/handoff_service.proto\x1a\x17kvbridge/v1/types.proto\"\x10\n\x0eGetNodeRequest\"\xf3\x02\n\x0fGetNodeResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0f\n\x07version\x18\x03 \x01(\t\x12)\n\x06uptime\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x1e\n\x16\x64\x65scriptor_socket_path\x18\x06 \x01(\t\x12&\n\x05\x61rena\x18\x07 \x01(\x0b\x32\x17.kvbridge.v1.ArenaUsage\x12\x38\n\x06limits\x18\x08 \x03(\x0b\x32(.kvbridge.v1.GetNodeResponse.LimitsEntry\x12\x10\n\x08sessions\x18\t \x01(\r\x12/\n\tdirectory\x18\n \x01(\x0b\x32\x1c.kvbridge.v1.DirectoryStatus\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xa6\x01\n\x0f\x44irectoryStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\n\n\x02up\x18\x02 \x01(\x08\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12&\n\x03\x61ge\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\nneighbours\x18\x05 \x03(\x0b\x32\x1c.kvbridge.v1.NeighbourStatus\x12\x0e\n\x06orders\x18\x06 \x01(\r\"e\n\x0fNeighbourStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x11\n\treachable\x18\x04 \x01(\x08\x12\x0e\n\x06\x61grees\x18\x05 \x01(\x08\"\xb7\x02\n\nArenaUsage\x12\x10\n\x08\x61rena_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\x03 \x01(\x04\x12\x17\n\x0f\x63ommitted_bytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x64raining_bytes\x18\x05 \x01(\x04\x12\x19\n\x11quarantined_bytes\x18\x06 \x01(\x04\x12\x12\n\nfree_bytes\x18\x07 \x01(\x04\x12\x1a\n\x12largest_free_bytes\x18\x08 \x01(\x04\x12\x15\n\rtouched_bytes\x18\t \x01(\x04\x12\x11\n\tpage_kind\x18\n \x01(\t\x12\x10\n\x08payloads\x18\x0b \x01(\x04\x12\x0e\n\x06leases\x18\x0c \x01(\x04\x12\r\n\x05holds\x18\r \x01(\x04\x12\x14\n\x0creservations\x18\x0e \x01(\x04\"P\n\x13ListPayloadsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nkey_prefix\x18\x03 \x01(\t\"^\n\x14ListPayloadsResponse\x12-\n\x08payloads\x18\x01 \x03(\x0b\x32\x1b.kvbridge.v1.PayloadSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xb4\x02\n\x0ePayloadSummary\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.kvbridge.v1.PayloadState\x12$\n\x05model\x18\x03 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12\x14\n\x0cvalid_length\x18\x04 \x01(\r\x12\x12\n\nslot_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06leases\x18\x06 \x01(\r\x12\r\n\x05holds\x18\x07 \x01(\r\x12&\n\x03\x61ge\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0ctime_to_live\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\"E\n\x11GetPayloadRequest\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\"v\n\x12GetPayloadResponse\x12,\n\x07summary\x18\x01 \x01(\x0b\x32\x1b.kvbridge.v1.PayloadSummary\x12\x32\n\ndescriptor\x18\x02 \x01(\x0b\x32\x1e.kvbridge.v1.PayloadDescriptor\"p\n\x15\x45xplainHandoffRequest\x12\x14\n\nhandoff_id\x18\x01 \x01(\tH\x00\x12\x0e\n\x04last\x18\x02 \x01(\x08H\x00\x12%\n\x06reason\x18\x03 \x01(\x0e\x32\x13.kvbridge.v1.ReasonH\x00\x42\n\n\x08selector\"D\n\x16\x45xplainHandoffResponse\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.kvbridge.v1.HandoffRecord\"\x9e\x03\n\rHandoffRecord\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0e\n\x06\x63lient\x18\x05 \x01(\t\x12$\n\x05model\x18\x06 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12\x0c\n\x04\x65\x64ge\x18\x07 \x01(\t\x12\r\n\x05\x64\x65pth\x18\x08 \x01(\r\x12+\n\x08\x64uration\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x64\x65\x61\x64line\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x05parts\x18\x0b \x03(\x0b\x32\x17.kvbridge.v1.PartRecord\x12-\n\x07outcome\x18\x0c \x01(\x0b\x32\x1c.kvbridge.v1.ReportedOutcome\x12*\n\nsuspicions\x18\r \x03(\x0b\x32\x16.kvbridge.v1.Suspicion\"\xda\x03\n\nPartRecord\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12%\n\x06source\x18\x02 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12\x0e\n\x06leased\x18\x03 \x01(\x08\x12#\n\x06reason\x18\x04 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12(\n\x06\x63hecks\x18\x06 \x03(\x0b\x32\x18.kvbridge.v1.CheckRecord\x12\r\n\x05route\x18\x07 \x01(\t\x12\x12\n\nroute_mode\x18\x08 \x01(\t\x12\x19\n\x11would_have_passed\x18\t \x01(\x08\x12\x14\n\x0cvalid_length\x18\n \x01(\r\x12\r\n\x05\x62ytes\x18\x0b \x01(\x04\x12\x35\n\x12verified_at_commit\x18\x0c \x01(\x0e\x32\x19.kvbridge.v1.Verification\x12/\n\x0cverified_now\x18\r \x01(\x0e\x32\x19.kvbridge.v1.Verification\x12\x12\n\ntransforms\x18\x0e \x03(\t\x12%\n\x04pull\x18\x0f \x01(\x0b\x32\x17.kvbridge.v1.PullRecord\"e\n\nPullRecord\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12+\n\x08\x64uration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xe8\x01\n\x0b\x43heckRecord\x12#\n\x06reason\x18\x01 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06passed\x18\x02 \x01(\x08\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\x36\n\x07\x66igures\x18\x04 \x03(\x0b\x32%.kvbridge.v1.CheckRecord.FiguresEntry\x12+\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8b\x01\n\x0fReportedOutcome\x12$\n\x03use\x18\x01 \x01(\x0e\x32\x17.kvbridge.v1.HandoffUse\x12,\n\x07quality\x18\x02 \x01(\x0e\x32\x1b.kvbridge.v1.HandoffQuality\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x14\n\x0ctokens_saved\x18\x04 \x01(\r\">\n\tSuspicion\x12\r\n\x05place\x18\x01 \x01(\t\x12\x10\n\x08standing\x18\x02 \x01(\t\x12\x10\n\x08\x65vidence\x18\x03 \x01(\t*\xbe\x01\n\x0cPayloadState\x12\x1d\n\x19PAYLOAD_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16PAYLOAD_STATE_RESERVED\x10\x01\x12\x1b\n\x17PAYLOAD_STATE_VERIFYING\x10\x02\x12\x1b\n\x17PAYLOAD_STATE_COMMITTED\x10\x03\x12\x1a\n\x16PAYLOAD_STATE_DRAINING\x10\x04\x12\x1d\n\x19PAYLOAD_STATE_QUARANTINED\x10\x05\x32\xd5\x02\n\x0eInspectService\x12\x44\n\x07GetNode\x12\x1b.kvbridge.v1.GetNodeRequest\x1a\x1c.kvbridge.v1.GetNodeResponse\x12S\n\x0cListPayloads\x12 .kvbridge.v1.ListPayloadsRequest\x1a!.kvbridge.v1.ListPayloadsResponse\x12M\n\nGetPayload\x12\x1e.kvbridge.v1.GetPayloadRequest\x1a\x1f.kvbridge.v1.GetPayloadResponse\x12Y\n\x0e\x45xplainHandoff\x12\".kvbridge.v1.ExplainHandoffRequest\x1a#.kvbridge.v1.ExplainHandoffResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kvbridge/v1/inspect_service.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dkvbridge/v1/access_file.proto\x1a!kvbridge/v1/handoff_service.proto\x1a\x17kvbridge/v1/types.proto\"\x10\n\x0eGetNodeRequest\"\xcb\x03\n\x0fGetNodeResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0f\n\x07version\x18\x03 \x01(\t\x12)\n\x06uptime\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x1e\n\x16\x64\x65scriptor_socket_path\x18\x06 \x01(\t\x12&\n\x05\x61rena\x18\x07 \x01(\x0b\x32\x17.kvbridge.v1.ArenaUsage\x12\x38\n\x06limits\x18\x08 \x03(\x0b\x32(.kvbridge.v1.GetNodeResponse.LimitsEntry\x12\x10\n\x08sessions\x18\t \x01(\r\x12/\n\tdirectory\x18\n \x01(\x0b\x32\x1c.kvbridge.v1.DirectoryStatus\x12+\n\x06\x63\x61ller\x18\x0b \x01(\x0b\x32\x1b.kvbridge.v1.CallerIdentity\x12)\n\x06\x61\x63\x63\x65ss\x18\x0c \x01(\x0b\x32\x19.kvbridge.v1.AccessStatus\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"[\n\x0e\x43\x61llerIdentity\x12\x11\n\tprincipal\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12&\n\x05roles\x18\x03 \x03(\x0e\x32\x17.kvbridge.v1.AccessRole\"T\n\x0c\x41\x63\x63\x65ssStatus\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0c\x66ile_problem\x18\x03 \x01(\t\x12\x0f\n\x07tenants\x18\x04 \x03(\t\"\xa6\x01\n\x0f\x44irectoryStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\n\n\x02up\x18\x02 \x01(\x08\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12&\n\x03\x61ge\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\nneighbours\x18\x05 \x03(\x0b\x32\x1c.kvbridge.v1.NeighbourStatus\x12\x0e\n\x06orders\x18\x06 \x01(\r\"e\n\x0fNeighbourStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x11\n\treachable\x18\x04 \x01(\x08\x12\x0e\n\x06\x61grees\x18\x05 \x01(\x08\"\xb7\x02\n\nArenaUsage\x12\x10\n\x08\x61rena_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\x03 \x01(\x04\x12\x17\n\x0f\x63ommitted_bytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x64raining_bytes\x18\x05 \x01(\x04\x12\x19\n\x11quarantined_bytes\x18\x06 \x01(\x04\x12\x12\n\nfree_bytes\x18\x07 \x01(\x04\x12\x1a\n\x12largest_free_bytes\x18\x08 \x01(\x04\x12\x15\n\rtouched_bytes\x18\t \x01(\x04\x12\x11\n\tpage_kind\x18\n \x01(\t\x12\x10\n\x08payloads\x18\x0b \x01(\x04\x12\x0e\n\x06leases\x18\x0c \x01(\x04\x12\r\n\x05holds\x18\r \x01(\x04\x12\x14\n\x0creservations\x18\x0e \x01(\x04\"P\n\x13ListPayloadsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nkey_prefix\x18\x03 \x01(\t\"^\n\x14ListPayloadsResponse\x12-\n\x08payloads\x18\x01 \x03(\x0b\x32\x1b.kvbridge.v1.PayloadSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xb4\x02\n\x0ePayloadSummary\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.kvbridge.v1.PayloadState\x12$\n\x05model\x18\x03 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12\x14\n\x0cvalid_length\x18\x04 \x01(\r\x12\x12\n\nslot_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06leases\x18\x06 \x01(\r\x12\r\n\x05holds\x18\x07 \x01(\r\x12&\n\x03\x61ge\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0ctime_to_live\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\"E\n\x11GetPayloadRequest\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\"v\n\x12GetPayloadResponse\x12,\n\x07summary\x18\x01 \x01(\x0b\x32\x1b.kvbridge.v1.PayloadSummary\x12\x32\n\ndescriptor\x18\x02 \x01(\x0b\x32\x1e.kvbridge.v1.PayloadDescriptor\"p\n\x15\x45xplainHandoffRequest\x12\x14\n\nhandoff_id\x18\x01 \x01(\tH\x00\x12\x0e\n\x04last\x18\x02 \x01(\x08H\x00\x12%\n\x06reason\x18\x03 \x01(\x0e\x32\x13.kvbridge.v1.ReasonH\x00\x42\n\n\x08selector\"D\n\x16\x45xplainHandoffResponse\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.kvbridge.v1.HandoffRecord\"\xb1\x03\n\rHandoffRecord\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0e\n\x06\x63lient\x18\x05 \x01(\t\x12$\n\x05model\x18\x06 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12\x0c\n\x04\x65\x64ge\x18\x07 \x01(\t\x12\r\n\x05\x64\x65pth\x18\x08 \x01(\r\x12+\n\x08\x64uration\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x64\x65\x61\x64line\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x05parts\x18\x0b \x03(\x0b\x32\x17.kvbridge.v1.PartRecord\x12-\n\x07outcome\x18\x0c \x01(\x0b\x32\x1c.kvbridge.v1.ReportedOutcome\x12*\n\nsuspicions\x18\r \x03(\x0b\x32\x16.kvbridge.v1.Suspicion\x12\x11\n\tprincipal\x18\x0e \x01(\t\"\xda\x03\n\nPartRecord\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12%\n\x06source\x18\x02 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\x12\x0e\n\x06leased\x18\x03 \x01(\x08\x12#\n\x06reason\x18\x04 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12(\n\x06\x63hecks\x18\x06 \x03(\x0b\x32\x18.kvbridge.v1.CheckRecord\x12\r\n\x05route\x18\x07 \x01(\t\x12\x12\n\nroute_mode\x18\x08 \x01(\t\x12\x19\n\x11would_have_passed\x18\t \x01(\x08\x12\x14\n\x0cvalid_length\x18\n \x01(\r\x12\r\n\x05\x62ytes\x18\x0b \x01(\x04\x12\x35\n\x12verified_at_commit\x18\x0c \x01(\x0e\x32\x19.kvbridge.v1.Verification\x12/\n\x0cverified_now\x18\r \x01(\x0e\x32\x19.kvbridge.v1.Verification\x12\x12\n\ntransforms\x18\x0e \x03(\t\x12%\n\x04pull\x18\x0f \x01(\x0b\x32\x17.kvbridge.v1.PullRecord\"e\n\nPullRecord\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12+\n\x08\x64uration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xe8\x01\n\x0b\x43heckRecord\x12#\n\x06reason\x18\x01 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06passed\x18\x02 \x01(\x08\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\x36\n\x07\x66igures\x18\x04 \x03(\x0b\x32%.kvbridge.v1.CheckRecord.FiguresEntry\x12+\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8b\x01\n\x0fReportedOutcome\x12$\n\x03use\x18\x01 \x01(\x0e\x32\x17.kvbridge.v1.HandoffUse\x12,\n\x07quality\x18\x02 \x01(\x0e\x32\x1b.kvbridge.v1.HandoffQuality\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x14\n\x0ctokens_saved\x18\x04 \x01(\r\">\n\tSuspicion\x12\r\n\x05place\x18\x01 \x01(\t\x12\x10\n\x08standing\x18\x02 \x01(\t\x12\x10\n\x08\x65vidence\x18\x03 \x01(\t*\xbe\x01\n\x0cPayloadState\x12\x1d\n\x19PAYLOAD_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16PAYLOAD_STATE_RESERVED\x10\x01\x12\x1b\n\x17PAYLOAD_STATE_VERIFYING\x10\x02\x12\x1b\n\x17PAYLOAD_STATE_COMMITTED\x10\x03\x12\x1a\n\x16PAYLOAD_STATE_DRAINING\x10\x04\x12\x1d\n\x19PAYLOAD_STATE_QUARANTINED\x10\x05\x32\xd5\x02\n\x0eInspectService\x12\x44\n\x07GetNode\x12\x1b.kvbridge.v1.GetNodeRequest\x1a\x1c.kvbridge.v1.GetNodeResponse\x12S\n\x0cListPayloads\x12 .kvbridge.v1.ListPayloadsRequest\x1a!.kvbridge.v1.ListPayloadsResponse\x12M\n\nGetPayload\x12\x1e.kvbridge.v1.GetPayloadRequest\x1a\x1f.kvbridge.v1.GetPayloadResponse\x12Y\n\x0e\x45xplainHandoff\x12\".kvbridge.v1.ExplainHandoffRequest\x1a#.kvbridge.v1.ExplainHandoffResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,48 +40,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETNODERESPONSE_LIMITSENTRY']._serialized_options = b'8\001'
   _globals['_CHECKRECORD_FIGURESENTRY']._loaded_options = None
   _globals['_CHECKRECORD_FIGURESENTRY']._serialized_options = b'8\001'
-  _globals['_PAYLOADSTATE']._serialized_start=3456
-  _globals['_PAYLOADSTATE']._serialized_end=3646
-  _globals['_GETNODEREQUEST']._serialized_start=175
-  _globals['_GETNODEREQUEST']._serialized_end=191
-  _globals['_GETNODERESPONSE']._serialized_start=194
-  _globals['_GETNODERESPONSE']._serialized_end=565
-  _globals['_GETNODERESPONSE_LIMITSENTRY']._serialized_start=520
-  _globals['_GETNODERESPONSE_LIMITSENTRY']._serialized_end=565
-  _globals['_DIRECTORYSTATUS']._serialized_start=568
-  _globals['_DIRECTORYSTATUS']._serialized_end=734
-  _globals['_NEIGHBOURSTATUS']._serialized_start=736
-  _globals['_NEIGHBOURSTATUS']._serialized_end=837
-  _globals['_ARENAUSAGE']._serialized_start=840
-  _globals['_ARENAUSAGE']._serialized_end=1151
-  _globals['_LISTPAYLOADSREQUEST']._serialized_start=1153
-  _globals['_LISTPAYLOADSREQUEST']._serialized_end=1233
-  _globals['_LISTPAYLOADSRESPONSE']._serialized_start=1235
-  _globals['_LISTPAYLOADSRESPONSE']._serialized_end=1329
-  _globals['_PAYLOADSUMMARY']._serialized_start=1332
-  _globals['_PAYLOADSUMMARY']._serialized_end=1640
-  _globals['_GETPAYLOADREQUEST']._serialized_start=1642
-  _globals['_GETPAYLOADREQUEST']._serialized_end=1711
-  _globals['_GETPAYLOADRESPONSE']._serialized_start=1713
-  _globals['_GETPAYLOADRESPONSE']._serialized_end=1831
-  _globals['_EXPLAINHANDOFFREQUEST']._serialized_start=1833
-  _globals['_EXPLAINHANDOFFREQUEST']._serialized_end=1945
-  _globals['_EXPLAINHANDOFFRESPONSE']._serialized_start=1947
-  _globals['_EXPLAINHANDOFFRESPONSE']._serialized_end=2015
-  _globals['_HANDOFFRECORD']._serialized_start=2018
-  _globals['_HANDOFFRECORD']._serialized_end=2432
-  _globals['_PARTRECORD']._serialized_start=2435
-  _globals['_PARTRECORD']._serialized_end=2909
-  _globals['_PULLRECORD']._serialized_start=2911
-  _globals['_PULLRECORD']._serialized_end=3012
-  _globals['_CHECKRECORD']._serialized_start=3015
-  _globals['_CHECKRECORD']._serialized_end=3247
-  _globals['_CHECKRECORD_FIGURESENTRY']._serialized_start=3201
-  _globals['_CHECKRECORD_FIGURESENTRY']._serialized_end=3247
-  _globals['_REPORTEDOUTCOME']._serialized_start=3250
-  _globals['_REPORTEDOUTCOME']._serialized_end=3389
-  _globals['_SUSPICION']._serialized_start=3391
-  _globals['_SUSPICION']._serialized_end=3453
-  _globals['_INSPECTSERVICE']._serialized_start=3649
-  _globals['_INSPECTSERVICE']._serialized_end=3990
+  _globals['_PAYLOADSTATE']._serialized_start=3773
+  _globals['_PAYLOADSTATE']._serialized_end=3963
+  _globals['_GETNODEREQUEST']._serialized_start=206
+  _globals['_GETNODEREQUEST']._serialized_end=222
+  _globals['_GETNODERESPONSE']._serialized_start=225
+  _globals['_GETNODERESPONSE']._serialized_end=684
+  _globals['_GETNODERESPONSE_LIMITSENTRY']._serialized_start=639
+  _globals['_GETNODERESPONSE_LIMITSENTRY']._serialized_end=684
+  _globals['_CALLERIDENTITY']._serialized_start=686
+  _globals['_CALLERIDENTITY']._serialized_end=777
+  _globals['_ACCESSSTATUS']._serialized_start=779
+  _globals['_ACCESSSTATUS']._serialized_end=863
+  _globals['_DIRECTORYSTATUS']._serialized_start=866
+  _globals['_DIRECTORYSTATUS']._serialized_end=1032
+  _globals['_NEIGHBOURSTATUS']._serialized_start=1034
+  _globals['_NEIGHBOURSTATUS']._serialized_end=1135
+  _globals['_ARENAUSAGE']._serialized_start=1138
+  _globals['_ARENAUSAGE']._serialized_end=1449
+  _globals['_LISTPAYLOADSREQUEST']._serialized_start=1451
+  _globals['_LISTPAYLOADSREQUEST']._serialized_end=1531
+  _globals['_LISTPAYLOADSRESPONSE']._serialized_start=1533
+  _globals['_LISTPAYLOADSRESPONSE']._serialized_end=1627
+  _globals['_PAYLOADSUMMARY']._serialized_start=1630
+  _globals['_PAYLOADSUMMARY']._serialized_end=1938
+  _globals['_GETPAYLOADREQUEST']._serialized_start=1940
+  _globals['_GETPAYLOADREQUEST']._serialized_end=2009
+  _globals['_GETPAYLOADRESPONSE']._serialized_start=2011
+  _globals['_GETPAYLOADRESPONSE']._serialized_end=2129
+  _globals['_EXPLAINHANDOFFREQUEST']._serialized_start=2131
+  _globals['_EXPLAINHANDOFFREQUEST']._serialized_end=2243
+  _globals['_EXPLAINHANDOFFRESPONSE']._serialized_start=2245
+  _globals['_EXPLAINHANDOFFRESPONSE']._serialized_end=2313
+  _globals['_HANDOFFRECORD']._serialized_start=2316
+  _globals['_HANDOFFRECORD']._serialized_end=2749
+  _globals['_PARTRECORD']._serialized_start=2752
+  _globals['_PARTRECORD']._serialized_end=3226
+  _globals['_PULLRECORD']._serialized_start=3228
+  _globals['_PULLRECORD']._serialized_end=3329
+  _globals['_CHECKRECORD']._serialized_start=3332
+  _globals['_CHECKRECORD']._serialized_end=3564
+  _globals['_CHECKRECORD_FIGURESENTRY']._serialized_start=3518
+  _globals['_CHECKRECORD_FIGURESENTRY']._serialized_end=3564
+  _globals['_REPORTEDOUTCOME']._serialized_start=3567
+  _globals['_REPORTEDOUTCOME']._serialized_end=3706
+  _globals['_SUSPICION']._serialized_start=3708
+  _globals['_SUSPICION']._serialized_end=3770
+  _globals['_INSPECTSERVICE']._serialized_start=3966
+  _globals['_INSPECTSERVICE']._serialized_end=4307
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from kvbridge.v1 import access_file_pb2 as _access_file_pb2
 from kvbridge.v1 import handoff_service_pb2 as _handoff_service_pb2
 from kvbridge.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
@@ -112,6 +113,8 @@ class GetNodeResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node's name."""
     epoch: _builtins.int
@@ -140,6 +143,14 @@ class GetNodeResponse(_message.Message):
     def directory(self) -> Global___DirectoryStatus:
         """What it knows of other nodes; absent if it is on its own."""
 
+    @_builtins.property
+    def caller(self) -> Global___CallerIdentity:
+        """Who asks."""
+
+    @_builtins.property
+    def access(self) -> Global___AccessStatus:
+        """Who may call; absent for those who are not admins."""
+
     def __init__(
         self,
         *,
@@ -153,14 +164,84 @@ class GetNodeResponse(_message.Message):
         limits: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         sessions: _builtins.int = ...,
         directory: Global___DirectoryStatus | None = ...,
+        caller: Global___CallerIdentity | None = ...,
+        access: Global___AccessStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "directory", b"directory", "uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "arena", b"arena", "caller", b"caller", "directory", b"directory", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "descriptor_socket_path", b"descriptor_socket_path", "directory", b"directory", "draining", b"draining", "epoch", b"epoch", "limits", b"limits", "node_id", b"node_id", "sessions", b"sessions", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "arena", b"arena", "caller", b"caller", "descriptor_socket_path", b"descriptor_socket_path", "directory", b"directory", "draining", b"draining", "epoch", b"epoch", "limits", b"limits", "node_id", b"node_id", "sessions", b"sessions", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetNodeResponse: _TypeAlias = GetNodeResponse  # noqa: Y015
+
+@_typing.final
+class CallerIdentity(_message.Message):
+    """A caller, as the node knows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    """Its principal's name."""
+    tenant: _builtins.str
+    """The tenant that its calls are about."""
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_access_file_pb2.AccessRole.ValueType]:
+        """What it may do."""
+
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        roles: _abc.Iterable[_access_file_pb2.AccessRole.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "roles", b"roles", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallerIdentity: _TypeAlias = CallerIdentity  # noqa: Y015
+
+@_typing.final
+class AccessStatus(_message.Message):
+    """The access file that is in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FILE_PROBLEM_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """Its path; empty if there is none, and whoever reaches the node owns it."""
+    version: _builtins.int
+    """Counts its changes since the node started."""
+    file_problem: _builtins.str
+    """Why its newest content was refused; empty if that is in force."""
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Every tenant that the node serves."""
+
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        version: _builtins.int = ...,
+        file_problem: _builtins.str = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "file_problem", b"file_problem", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessStatus: _TypeAlias = AccessStatus  # noqa: Y015
 
 @_typing.final
 class DirectoryStatus(_message.Message):
@@ -569,6 +650,7 @@ class HandoffRecord(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     SUSPICIONS_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     """Names the handoff."""
     node_id: _builtins.str
@@ -581,6 +663,8 @@ class HandoffRecord(_message.Message):
     """The edge that was named."""
     depth: _builtins.int
     """How many handoffs the context had been through."""
+    principal: _builtins.str
+    """The principal of the caller."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was answered."""
@@ -625,10 +709,11 @@ class HandoffRecord(_message.Message):
         parts: _abc.Iterable[Global___PartRecord] | None = ...,
         outcome: Global___ReportedOutcome | None = ...,
         suspicions: _abc.Iterable[Global___Suspicion] | None = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "duration", b"duration", "model", b"model", "outcome", b"outcome", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "deadline", b"deadline", "depth", b"depth", "duration", b"duration", "edge", b"edge", "handoff_id", b"handoff_id", "model", b"model", "node_id", b"node_id", "outcome", b"outcome", "parts", b"parts", "suspicions", b"suspicions", "tenant", b"tenant", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "deadline", b"deadline", "depth", b"depth", "duration", b"duration", "edge", b"edge", "handoff_id", b"handoff_id", "model", b"model", "node_id", b"node_id", "outcome", b"outcome", "parts", b"parts", "principal", b"principal", "suspicions", b"suspicions", "tenant", b"tenant", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
