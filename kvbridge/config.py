@@ -42,11 +42,15 @@ _MAXIMA = {
 """Settings with a greatest value of their own."""
 _MAY_BE_ZERO = frozenset({"bulk_port_told", "probe_sample_tokens"})
 """Counts that mean something when they are 0."""
-_POSITIVE = frozenset({"lease_ttl_seconds", "reservation_ttl_seconds", "upload_seconds_max", "catalog_poll_seconds"})
+_POSITIVE = frozenset(
+    {"lease_ttl_seconds", "reservation_ttl_seconds", "upload_seconds_max", "catalog_poll_seconds", "tls_poll_seconds"}
+)
 """Durations that nothing could be done within if they were 0."""
 _POSITIVE_SECONDS_MIN = 0.001
 _ROOT_UID = 0
 _LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+PEER_TLS_NAMES = ("host", "node")
+"""What other nodes' certificates may have to name."""
 
 
 class ConfigurationError(BridgeError):
@@ -67,6 +71,11 @@ def default_socket_path() -> str:
     return str(Path(runtime, "kvbridge", SOCKET_NAME))
 
 
+def is_loopback(address: str) -> bool:
+    """Tell whether HOST:PORT is this host for itself alone."""
+    return address.rpartition(":")[0].strip("[]") in _LOOPBACK_HOSTS
+
+
 def descriptor_socket_path(socket_path: str) -> str:
     """Return the path of the descriptor socket that belongs to the gRPC socket at `socket_path`."""
     return str(Path(socket_path).with_name(DESCRIPTOR_SOCKET_NAME))
@@ -85,7 +94,19 @@ class BridgeConfig:
     metrics_listen: str = "127.0.0.1:7412"
     """TCP address for scrapes of metrics over HTTP; empty for none. Port 0 lets the system choose."""
     insecure: bool = False
-    """Allow `listen` and `metrics_listen` beyond the loopback without encryption."""
+    """Allow listening beyond the loopback, and pulling from there, without encryption and without an access file."""
+    access: str = ""
+    """Path of the YAML file with tenants and principals; empty if whoever reaches the node may use it."""
+    tls_certificate: str = ""
+    """PEM file with the node's certificate and those between it and the root; empty for no TLS on TCP."""
+    tls_key: str = ""
+    """PEM file with the private key of that certificate."""
+    tls_client_ca: str = ""
+    """PEM file with the authorities of clients' certificates, which `listen` then requires; empty for tokens alone."""
+    tls_poll_seconds: float = 1.0
+    """How often certificate files are looked at for changes; SIGHUP makes them be read at once."""
+    tls_expiry_warning_seconds: float = 604_800.0
+    """How long before a certificate expires the log says so, but not before a fifth of its validity is left."""
     arena_bytes: int = 2 * _GIB
     """Host memory for payloads, for each tenant; a multiple of the page."""
     pretouch: bool = True
@@ -150,14 +171,14 @@ class BridgeConfig:
     """Most quarantines in force, for each tenant."""
     quarantine_file: str = ""
     """File that keeps quarantines over restarts; empty if the end of the node may end them."""
+    kill_switch_file: str = ""
+    """File that keeps the kill switch, as it was set by a call, over restarts; empty if the node's end may end it."""
     text_store: str = ""
     """SQLite file that keeps the texts of payloads over restarts, in plain text; empty for none."""
     text_store_bytes_max: int = 256 << 20
     """Most bytes of texts and token ids in that file, for all tenants; the oldest make room. It takes some more."""
     text_store_seconds: float = 7200.0
     """How long a text is kept there after its payload was committed, and again after that ended, by the wall clock."""
-    kill_switch_file: str = ""
-    """File that keeps the kill switch, as it was set by a call, over restarts; empty if the node's end may end it."""
     watches_max: int = 1024
     """Most streams of events at once."""
     watches_per_client_max: int = 4
@@ -170,6 +191,16 @@ class BridgeConfig:
     """Tokens of a payload that are probed at commit where the catalog has a fingerprint of its model; 0 for all."""
     peers: str = ""
     """Other nodes and their gRPC addresses: NODE=HOST:PORT, separated by spaces."""
+    peer_tls_ca: str = ""
+    """PEM file with the authorities of other nodes' certificates; empty for those in `tls_client_ca`."""
+    peer_tls_certificate: str = ""
+    """PEM file with the certificate that is shown to other nodes; empty for the one in `tls_certificate`."""
+    peer_tls_key: str = ""
+    """PEM file with the private key of that certificate."""
+    peer_tls_name: str = "host"
+    """What another node's certificate must name: the `host` that it is reached at, or the `node` by its name."""
+    peer_token_file: str = ""
+    """File whose first line is the bearer token that is shown to other nodes; empty if certificates are enough."""
     bulk_listen: str = ""
     """TCP address from which other nodes pull bytes; empty if they come over gRPC. Port 0 lets the system choose."""
     bulk_port_told: int = 0
@@ -203,7 +234,8 @@ class BridgeConfig:
             raise ConfigurationError("socket: must name a path")
         if not is_node_id(self.node_id):
             raise ConfigurationError(f"node_id: must be what a host may be called, got {self.node_id!r}")
-        self.peer_targets()
+        self._check_tls()
+        self._check_peers()
         for name in ("listen", "metrics_listen", "bulk_listen"):
             if getattr(self, name):
                 self._check_listen(name, getattr(self, name))
@@ -227,10 +259,42 @@ class BridgeConfig:
         # grpc takes a larger port modulo 65536 and says nothing.
         if not host or not port.isdecimal() or int(port) > PORT_MAX:
             raise ConfigurationError(f"{name}: must be HOST:PORT with a port of at most {PORT_MAX}, got {address!r}")
-        if not self.insecure and host.strip("[]") not in _LOOPBACK_HOSTS:
+        if self.insecure or is_loopback(address):
+            return
+        if not self.tls_certificate:
             raise ConfigurationError(
-                f"{name}: {address!r} is not a loopback address; set insecure to allow it without encryption"
+                f"{name}: {address!r} is not a loopback address; give tls_certificate and tls_key, "
+                "or set insecure to allow it without encryption"
             )
+        if not self.access:
+            raise ConfigurationError(
+                f"{name}: {address!r} is not a loopback address; give access, the file that says who may call, "
+                "or set insecure to let everybody"
+            )
+
+    def _check_tls(self) -> None:
+        for certificate, key in (("tls_certificate", "tls_key"), ("peer_tls_certificate", "peer_tls_key")):
+            if bool(getattr(self, certificate)) != bool(getattr(self, key)):
+                raise ConfigurationError(f"{certificate}: is of use together with {key} alone")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise ConfigurationError("tls_client_ca: is of use together with tls_certificate alone")
+        if self.peer_tls_certificate and not self.pulls_by_tls:
+            raise ConfigurationError("peer_tls_certificate: is of use together with peer_tls_ca alone")
+        if self.peer_tls_name not in PEER_TLS_NAMES:
+            raise ConfigurationError(f"peer_tls_name: must be one of {', '.join(PEER_TLS_NAMES)}")
+
+    def _check_peers(self) -> None:
+        for node_id, target in self.peer_targets().items():
+            if not (self.pulls_by_tls or self.insecure or is_loopback(target)):
+                raise ConfigurationError(
+                    f"peers: {node_id}={target} is not on the loopback; give peer_tls_ca, "
+                    "or set insecure to pull from there without encryption"
+                )
+
+    @property
+    def pulls_by_tls(self) -> bool:
+        """Tell whether connections to other nodes are secured."""
+        return bool(self.peer_tls_ca or self.tls_client_ca)
 
     def _check(self, name: str) -> None:
         value = getattr(self, name)

@@ -81,7 +81,7 @@ def link(namespace: tuple[str, ...]) -> Iterator[Link]:
     """Run a node at each end."""
     listen = ("--listen", f"{FAR_ADDRESS}:0", "--insecure")
     with running_bridge("--node-id", "owner", *listen, *SETTINGS, prefix=namespace) as owner:
-        peers = ("--node-id", "puller", "--peers", f"owner={FAR_ADDRESS}:{owner.tcp_port}")
+        peers = ("--node-id", "puller", "--peers", f"owner={FAR_ADDRESS}:{owner.tcp_port}", "--insecure")
         with (
             running_bridge(*peers, *SETTINGS) as puller,
             ApiClient(owner) as producer,

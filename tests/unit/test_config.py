@@ -87,9 +87,40 @@ def test_settings_out_of_range_are_refused(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("listen", ["", "127.0.0.1:0", "localhost:7411", "[::1]:7411"])
 def test_the_loopback_needs_no_permission(listen: str) -> None:
-    """Loopback addresses, or none, are allowed; others need `insecure`."""
+    """Loopback addresses, or none, are allowed; others need certificates and an access file, or `insecure`."""
     assert BridgeConfig(listen=listen, metrics_listen=listen).listen == listen
     assert BridgeConfig(listen="0.0.0.0:7411", metrics_listen="0.0.0.0:7412", insecure=True).insecure
+
+
+@pytest.mark.parametrize("name", ["listen", "metrics_listen", "bulk_listen"])
+def test_the_network_needs_tls_and_an_access_file(name: str) -> None:
+    """The error says which setting is missing; with both, or with `insecure`, any address is allowed."""
+    address: dict[str, Any] = {name: "10.0.0.1:7411"}
+    secure: dict[str, Any] = {"tls_certificate": "c.pem", "tls_key": "k.pem", "access": "access.yaml"}
+    with pytest.raises(ConfigurationError, match=f"{name}: .*tls_certificate"):
+        BridgeConfig(**address, access="access.yaml")
+    with pytest.raises(ConfigurationError, match=f"{name}: .*access"):
+        BridgeConfig(**address, tls_certificate="c.pem", tls_key="k.pem")
+    assert BridgeConfig(**address, **secure).access
+    assert BridgeConfig(**address, insecure=True).insecure
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tls_certificate": "c.pem"},
+        {"tls_certificate": "", "tls_key": "k.pem"},
+        {"tls_client_ca": "ca.pem"},
+        {"peer_tls_certificate": "c.pem", "peer_tls_ca": "ca.pem"},
+        {"peer_tls_certificate": "c.pem", "peer_tls_key": "k.pem"},
+        {"peer_tls_name": "nobody"},
+        {"peers": "b=10.0.0.2:7411"},
+    ],
+)
+def test_half_of_what_secures_connections_is_refused(changes: dict[str, Any]) -> None:
+    """A certificate without its key, or what would never be used, is a mistake; and nothing is pulled in the clear."""
+    with pytest.raises(ConfigurationError, match=next(iter(changes))):
+        BridgeConfig(**changes)
 
 
 def test_every_setting_says_what_it_means() -> None:
