@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Callable
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from kvbridge.catalog_file.errors import CatalogFileError, FileProblem
-from kvbridge.catalog_file.nodes import FILE_BYTES_MAX, Fields, Items, Node, Piece, Scalar, UnreadableError, pieces
-from kvbridge.catalog_file.schema import Filler
+from kvbridge.catalog_file.errors import CatalogFileError
 from kvbridge.core.catalog import Catalog, InvalidCatalogError, Route, RoutePolicy
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.v1 import catalog_service_pb2 as pb
 from kvbridge.wire.catalog import decode_aligner, decode_model, decode_policy, decode_route
+from kvbridge.yaml_file import Fields, FileProblem, Filler, Node, Piece, Scalar, UnreadableError, pieces, read_file
+from kvbridge.yaml_file.places import field_of, line_of
 
-_SEGMENT = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _ENTRY = re.compile(r"(\w+)\[(\d+)\]")
 
 
@@ -38,14 +35,9 @@ def read_bytes(path: str) -> bytes:
         CatalogFileError: it is no file that can be read.
     """
     try:
-        # Opening a pipe that nobody writes to would wait for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - a path could not be opened without waiting
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _cannot_be_read(path, "it is not a regular file")
-            return file.read(FILE_BYTES_MAX + 1)
-    except (OSError, ValueError) as error:  # A ValueError if the path holds a zero byte.
-        raise _cannot_be_read(path, getattr(error, "strerror", None) or str(error)) from error
+        return read_file(path)
+    except UnreadableError as error:
+        raise CatalogFileError(path, [error.problem]) from error
 
 
 def read_catalog(content: bytes, path: str, built_in: RoutePolicy | None = None) -> Catalog:
@@ -65,10 +57,6 @@ def read_catalog(content: bytes, path: str, built_in: RoutePolicy | None = None)
     if catalog is None or reading.problems:
         raise CatalogFileError(path, reading.problems)
     return catalog
-
-
-def _cannot_be_read(path: str, why: str) -> CatalogFileError:
-    return CatalogFileError(path, [FileProblem(line=0, field="", problem=f"cannot be read: {why}")])
 
 
 def _decode_route(message: pb.Route, path: str) -> Route:
@@ -137,7 +125,7 @@ class _Reading:
         filler.fill_item(message, node, path)
         self._lines[kind].append(node.line)
         told = filler.problems
-        if kind == "aligners" and isinstance(node, Fields) and _field(node, "alignment_error") is None:
+        if kind == "aligners" and isinstance(node, Fields) and field_of(node, "alignment_error") is None:
             # The message cannot tell a missing figure from the best one.
             told.append(FileProblem(line=node.line, field=f"{path}.alignment_error", problem="is required"))
         self.problems += told
@@ -151,7 +139,7 @@ class _Reading:
         """Keep the faults of what stands at `path`, but those that follow from what was told already."""
         fields = {problem.field for problem in told}
         self.problems += [
-            FileProblem(line=_line_of(node, fault.field.removeprefix(path)), field=fault.field, problem=fault.problem)
+            FileProblem(line=line_of(node, fault.field.removeprefix(path)), field=fault.field, problem=fault.problem)
             for fault in faults
             if not any(field == fault.field or fault.field.startswith((f"{field}.", f"{field}[")) for field in fields)
         ]
@@ -164,25 +152,3 @@ class _Reading:
         else:
             line = self._seen[fault.field].line if fault.field in self._seen else 0
         return FileProblem(line=line, field=fault.field, problem=fault.problem)
-
-
-def _line_of(root: Node | None, path: str) -> int:
-    """Return the line of what stands at `path` within `root`, or of the nearest thing around it."""
-    node = root
-    for name, position in _SEGMENT.findall(path):
-        inner = None if node is None else _item(node, int(position)) if position else _field(node, name)
-        if inner is None:
-            break
-        node = inner
-    return 0 if node is None else node.line
-
-
-def _item(node: Node, position: int) -> Node | None:
-    return node.nodes[position] if isinstance(node, Items) and position < len(node.nodes) else None
-
-
-def _field(node: Node, name: str) -> Node | None:
-    if isinstance(node, Items) and len(node.nodes) == 1:  # Paths within a geometry leave out the position.
-        node = node.nodes[0]
-    entries = node.entries if isinstance(node, Fields) else ()
-    return next((value for key, value in entries if key.text == name), None)

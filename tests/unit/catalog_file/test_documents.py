@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from kvbridge.catalog_file import load_catalog_file, nodes, read_catalog
+from kvbridge.catalog_file import load_catalog_file, read_catalog
 from kvbridge.core.catalog import RouteMode, RoutePolicy
 from kvbridge.v1 import catalog_service_pb2 as pb
+from kvbridge.yaml_file import nodes
 from tests import builders
 
 ROOT = Path(__file__).parents[3]

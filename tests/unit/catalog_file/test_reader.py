@@ -13,8 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvbridge.catalog_file import CatalogFileError, FileProblem, load_catalog_file, nodes, read_catalog, schema
-from kvbridge.catalog_file.errors import PROBLEMS_MAX
+from kvbridge.catalog_file import CatalogFileError, FileProblem, load_catalog_file, read_catalog
 from kvbridge.core.catalog import (
     BreakerOverrides,
     Catalog,
@@ -26,6 +25,8 @@ from kvbridge.core.catalog import (
     RoutePolicy,
 )
 from kvbridge.v1 import catalog_service_pb2 as pb
+from kvbridge.yaml_file import nodes, schema
+from kvbridge.yaml_file.errors import PROBLEMS_MAX
 from tests import builders, catalogs
 
 

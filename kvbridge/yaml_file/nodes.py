@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from kvbridge.catalog_file.errors import FileProblem
+from kvbridge.yaml_file.errors import FileProblem
 
 FILE_BYTES_MAX = 16 << 20
 """Largest file."""
 NODES_MAX = 2_000_000
-"""Most keys and values in a file: room for a full catalog."""
+"""Most keys and values in a file: room for the largest catalog."""
 DEPTH_MAX = 32
 """Deepest nesting; the schema needs less than half."""
 
@@ -71,7 +71,7 @@ def is_nothing(node: Node) -> bool:
 
 
 class UnreadableError(Exception):
-    """The text is no YAML, or uses what a catalog has no need of."""
+    """The text is no YAML, or uses what no file here has a need of."""
 
     def __init__(self, line: int, problem: str) -> None:
         """Keep the place and the problem."""
@@ -89,6 +89,27 @@ class Piece:
     """Where in the key's list this stands; None for a value, and for a list as such, whose items follow."""
     node: Node
     """The value or item; for a list as such, an empty one."""
+
+
+def document(content: bytes) -> Fields:
+    """Return the outermost mapping of the one document in `content` as a whole, for files that are small.
+
+    Raises:
+        UnreadableError: as for `pieces`.
+    """
+    keys: list[tuple[Scalar, Node]] = []
+    lists: list[list[Node]] = []
+    for piece in pieces(content):
+        if piece.position is None:
+            keys.append((piece.key, piece.node))
+            lists.append([])
+        else:
+            lists[-1].append(piece.node)
+    whole = (
+        (key, Items(line=node.line, nodes=tuple(items)) if items else node)
+        for (key, node), items in zip(keys, lists, strict=True)
+    )
+    return Fields(line=1, entries=tuple(whole))
 
 
 def pieces(content: bytes) -> Iterator[Piece]:
@@ -132,7 +153,7 @@ class _Composer:
             node = None if root is None else self._node(root, depth=1)
             if node is None or is_nothing(node):
                 # What a writer that was interrupted leaves behind; at its word it would lift every restriction.
-                raise UnreadableError(0, "is empty; an empty catalog is {}")
+                raise UnreadableError(0, "is empty; write {} to declare nothing")
             raise UnreadableError(node.line, "must be a mapping of fields")
         self._check(root, _line(root.start_mark), depth=1)
         for key, value in self._keyed(depth=2):

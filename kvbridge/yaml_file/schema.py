@@ -12,9 +12,9 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from kvbridge.catalog_file.errors import FileProblem
-from kvbridge.catalog_file.nodes import Fields, Items, Node, Scalar, is_nothing
 from kvbridge.wire import encode_duration
+from kvbridge.yaml_file.errors import FileProblem
+from kvbridge.yaml_file.nodes import Fields, Items, Node, Scalar, is_nothing
 
 TEXT_CHARACTERS_MAX = 8192
 """Longest single value."""
