@@ -20,6 +20,7 @@ from typing import Protocol
 
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.link.port import Capabilities, Sink, TransferFailedError
+from kvbridge.link.waiting import HasDescriptor, readable, writable
 
 CAPABILITIES = Capabilities(name="tcp", one_sided=False, abortable=True, device_memory=False, zero_copy=True)
 """Plain sockets: the kernel copies straight out of one arena and straight into the other."""
@@ -36,6 +37,22 @@ _TURN_BYTES = 4 << 20
 """After so many bytes without a pause other work gets its turn."""
 _PARTS_REQUIRED = 2
 """How many of the texts of a request may not be empty."""
+
+
+class Connection(HasDescriptor, Protocol):
+    """A socket that never waits, or what is as good as one."""
+
+    def recv(self, nbytes: int, /) -> bytes:
+        """Return what has come, at most so much; raises BlockingIOError if nothing has."""
+
+    def recvmsg_into(self, views: Sequence[memoryview], /) -> tuple[int, object, object, object]:
+        """Put what has come into these places, and return first how much that was."""
+
+    def send(self, content: bytes, /) -> int:
+        """Send the beginning of it, and return how much that was; raises BlockingIOError if there is no room."""
+
+    def sendmsg(self, views: Sequence[memoryview], /) -> int:
+        """Send the beginning of these pieces of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,26 +106,25 @@ async def connect(host: str, port: int, *, seconds_max: float) -> socket.socket 
     return None
 
 
-async def receive(connection: socket.socket, request: BulkRequest, sink: Sink) -> None:
+async def receive(connection: Connection, request: BulkRequest, sink: Sink) -> None:
     """Bring a leased payload over into `sink`.
 
     Raises:
         TransferFailedError: the owner refused, or the stream broke off or is of another length than the sink.
         BridgeError: the sink takes no more.
     """
-    loop = asyncio.get_running_loop()
     parts = [part.encode() for part in request.parts]
     try:
-        await loop.sock_sendall(connection, _HEAD.pack(MAGIC, *map(len, parts)) + b"".join(parts))
+        await _write(connection, _HEAD.pack(MAGIC, *map(len, parts)) + b"".join(parts))
         [length] = _LENGTH.unpack(await _read(connection, _LENGTH.size))
         if length != sink.remaining_bytes:
             raise TransferFailedError(f"the owner sends {length} bytes where {sink.remaining_bytes} are missing")
-        await _move(lambda: _receive_once(connection, sink), lambda: _readable(connection))
+        await _move(lambda: _receive_once(connection, sink), lambda: readable(connection))
     except OSError as error:
         raise TransferFailedError(f"the stream of bytes broke off: {error.strerror or error}") from error
 
 
-async def read_request(connection: socket.socket) -> BulkRequest:
+async def read_request(connection: Connection) -> BulkRequest:
     """Return what a node that has just connected asks with.
 
     Raises:
@@ -127,19 +143,19 @@ async def read_request(connection: socket.socket) -> BulkRequest:
     return BulkRequest(client_name=name, lease_token=token, tenant=tenant, bearer=bearer)
 
 
-async def send(connection: socket.socket, length: int, source: Source, *, look_seconds: float) -> None:
+async def send(connection: Connection, length: int, source: Source, *, look_seconds: float) -> None:
     """Send a payload of `length` bytes; while the other side takes nothing the lease is looked at regularly.
 
     Raises:
         OSError: the other side went away.
         BridgeError: the lease is gone.
     """
-    await asyncio.get_running_loop().sock_sendall(connection, _LENGTH.pack(length))
+    await _write(connection, _LENGTH.pack(length))
 
     async def wait() -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(look_seconds):
-                await _writable(connection)
+                await writable(connection)
 
     await _move(lambda: _send_once(connection, source), wait)
 
@@ -158,7 +174,7 @@ async def _move(step: Callable[[], int | None], wait: Callable[[], Awaitable[Non
             in_a_row = 0
 
 
-def _receive_once(connection: socket.socket, sink: Sink) -> int | None:
+def _receive_once(connection: Connection, sink: Sink) -> int | None:
     room = sink.room()
     if not room:
         return 0
@@ -172,7 +188,7 @@ def _receive_once(connection: socket.socket, sink: Sink) -> int | None:
     return nbytes
 
 
-def _send_once(connection: socket.socket, source: Source) -> int | None:
+def _send_once(connection: Connection, source: Source) -> int | None:
     views = source.views()
     if not views:
         return 0
@@ -184,31 +200,23 @@ def _send_once(connection: socket.socket, source: Source) -> int | None:
     return nbytes
 
 
-async def _read(connection: socket.socket, nbytes: int) -> bytes:
+async def _read(connection: Connection, nbytes: int) -> bytes:
     read = b""
     while len(read) < nbytes:
-        piece = await asyncio.get_running_loop().sock_recv(connection, nbytes - len(read))
+        try:
+            piece = connection.recv(nbytes - len(read))
+        except BlockingIOError:
+            await readable(connection)
+            continue
         if not piece:
             raise TransferFailedError("the other side closed the connection")
         read += piece
     return read
 
 
-async def _readable(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(connection, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(connection)
-
-
-async def _writable(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_writer(connection, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(connection)
+async def _write(connection: Connection, content: bytes) -> None:
+    while content:
+        try:
+            content = content[connection.send(content) :]
+        except BlockingIOError:
+            await writable(connection)
