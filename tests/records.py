@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvbridge.core.catalog.policy import RouteMode
 from kvbridge.core.descriptor import PayloadReference, Verification, seal
 from kvbridge.core.gate import AcquireTerms, Candidate, Conditions, Question, Verdict, decide
-from kvbridge.core.journal import HandoffQuality, HandoffRecord, HandoffUse, Outcome, PartRecord, RouteKey
+from kvbridge.core.journal import HandoffQuality, HandoffRecord, HandoffUse, Outcome, PartRecord, Pull, RouteKey
 from kvbridge.core.reasons import SDK_ONLY_REASONS, Reason
 from tests import builders
 
@@ -100,6 +100,14 @@ outcomes = st.builds(
 )
 """What a consumer may report."""
 verifications = st.sampled_from(Verification)
+pulls = st.builds(
+    Pull,
+    owner=builders.names,
+    by=st.sampled_from(["grpc", "tcp"]),
+    nbytes=st.integers(0, 2**40),
+    seconds=st.floats(0, 100),
+)
+"""What may have been brought over for a part."""
 leased_parts = st.builds(
     leased,
     verified_at_commit=verifications,
@@ -107,6 +115,7 @@ leased_parts = st.builds(
     trial=st.booleans(),
     aligner=st.one_of(st.none(), builders.aligners),
     aligner_applied=st.booleans(),
+    pull=st.one_of(st.none(), pulls),
     verdict=st.sampled_from([verdict(), verdict(terms={"tokens": None})]),
 )
 parts = st.one_of(leased_parts, st.builds(refused, st.sampled_from(ENDING_REASONS)))

@@ -63,6 +63,20 @@ class RouteKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """Bytes that were brought over from another node for a part, or for others at the same time."""
+
+    owner: str
+    """The node that they came from."""
+    by: str
+    """Which way they came, such as grpc or tcp."""
+    nbytes: int
+    """Bytes on the way so far: fewer than the payload has if it broke off or was not waited for."""
+    seconds: float
+    """How long that took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartRecord:
     """What was decided on one part of a handoff."""
 
@@ -92,6 +106,8 @@ class PartRecord:
     """The aligner that the cache went through, or has to."""
     aligner_applied: bool = False
     """Whether the producer applied it already."""
+    pull: Pull | None = None
+    """What was brought over for it; None if it was here, or nothing came."""
 
     @property
     def reason(self) -> Reason | None:

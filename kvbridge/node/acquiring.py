@@ -24,7 +24,7 @@ from kvbridge.core.plan import Place, placed, places
 from kvbridge.core.reasons import Reason
 from kvbridge.node.answers import HandoffAnswer
 from kvbridge.node.byte_checks import ByteChecks, Failure
-from kvbridge.node.fetching import Fetching, ForeignByKey
+from kvbridge.node.fetching import Fetching, ForeignByKey, PullsByKey
 from kvbridge.node.foreign import Foreign
 from kvbridge.node.identity import Client
 from kvbridge.node.journal import Journal
@@ -153,9 +153,15 @@ class Acquiring:
         missing = await self._fetching.missing(tenancy, keys, seconds_left)
         try:
             foreign: ForeignByKey = {}
+            pulls: PullsByKey = {}
             if missing:
-                foreign = await self._fetching.fetch(tenancy, missing, passing=passing, seconds_left=seconds_left)
-            return decide_all(foreign)
+                foreign = await self._fetching.fetch(
+                    tenancy, missing, passing=passing, seconds_left=seconds_left, pulls=pulls
+                )
+            parts = decide_all(foreign)
+            for part in parts:
+                part.pull = pulls.get(part.terms.reference.key)
+            return parts
         finally:
             with tenancy.ledger() as ledger:
                 self._give_back(asked.client, ledger, kept)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from kvbridge.core.handoff_reference import is_handoff_reference
+from kvbridge.core.journal import Pull
 from kvbridge.core.ledger import Payload
 from kvbridge.node.foreign import Foreign
 from kvbridge.node.replicas import Replicas
@@ -13,6 +14,8 @@ from kvbridge.node.tenancy import Tenancy
 
 ForeignByKey = Mapping[str, Foreign]
 """What other nodes said, by handoff reference."""
+PullsByKey = dict[str, Pull]
+"""What was brought over, by handoff reference."""
 SecondsLeft = Callable[[], float | None]
 """What is left of the caller's time; None if it has no deadline."""
 
@@ -40,11 +43,12 @@ class Fetching:
         *,
         passing: Callable[[ForeignByKey], Sequence[str]],
         seconds_left: SecondsLeft,
+        pulls: PullsByKey,
     ) -> ForeignByKey:
         """Ask the owners of `keys`, bring over those that `passing` names, and return what they said of the others.
 
         The others are those that could not, or need not, be brought over. What fails may let others pass that would
-        have been too many before, so `passing` is asked until it names nothing more.
+        have been too many before, so `passing` is asked until it names nothing more. `pulls` is told what came.
         """
         with self._replicas.visiting(tenancy.tenant, keys) as visits:
             looked = await asyncio.gather(*(visit.look(seconds_left()) for visit in visits.values()))
@@ -52,7 +56,9 @@ class Fetching:
             while wanted := passing(foreign):
                 failures = await asyncio.gather(*(visits[key].pull(seconds_left()) for key in wanted))
                 for key, failure in zip(wanted, failures, strict=True):
-                    said = foreign.pop(key)
+                    said, pull = foreign.pop(key), visits[key].figures
+                    if pull is not None:
+                        pulls[key] = pull
                     if failure is None:
                         self._replicas.note(tenancy.tenant, key, visits[key])
                     else:

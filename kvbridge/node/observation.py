@@ -72,6 +72,8 @@ def _sample(bridge: Bridge, file: JournalFile | None) -> NodeSample:
         published_bytes=bridge.traffic.published_bytes,
         uploaded_bytes=bridge.traffic.uploaded_bytes,
         downloaded_bytes=bridge.traffic.downloaded_bytes,
+        pulled_bytes=bridge.traffic.pulled_bytes,
+        sent_bytes=bridge.traffic.sent_bytes,
         journal_records=len(bridge.journal),
         journal_dropped=0 if file is None else file.dropped,
         journal_write_errors=0 if file is None else file.write_errors,

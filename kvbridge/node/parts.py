@@ -10,7 +10,7 @@ from kvbridge.core.attention import AttentionLayout, AttentionSpan
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, Verification
 from kvbridge.core.gate import AcquireTerms, Candidate, Verdict
 from kvbridge.core.geometry import TOKENS_MAX
-from kvbridge.core.journal import PartRecord
+from kvbridge.core.journal import PartRecord, Pull
 from kvbridge.core.ledger import Grant, Payload, Tombstone
 from kvbridge.core.plan import Place
 from kvbridge.core.reasons import Reason
@@ -41,6 +41,8 @@ class Part:
     """Its lease."""
     verified_now: Verification = Verification.NONE
     """How far its bytes were checked for this handoff."""
+    pull: Pull | None = None
+    """What was brought over for it."""
 
 
 def candidate_of(found: Found, *, quarantine: str | None, node_draining: bool) -> Candidate:
@@ -125,6 +127,7 @@ def record_of(part: Part) -> PartRecord:
         trial=part.passage.trial,
         payload_id=found.payload_id if isinstance(found, Payload) else None,
         verified_now=part.verified_now,
+        pull=part.pull,
         **known,
     )
 

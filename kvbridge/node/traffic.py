@@ -14,9 +14,27 @@ class Traffic:
     published_bytes: int = 0
     """Committed, whichever way they came."""
     uploaded_bytes: int = 0
-    """Came in by value, committed or not."""
+    """Came in by value from clients, committed or not."""
     downloaded_bytes: int = 0
-    """Went out by value."""
+    """Went out by value to clients."""
+    pulled_bytes: int = 0
+    """Came in from other nodes, whether or not they became a replica."""
+    sent_bytes: int = 0
+    """Went out to other nodes that pulled them."""
+
+    def note_arrival(self, nbytes: int, *, from_a_node: bool) -> None:
+        """Count what came in by value."""
+        if from_a_node:
+            self.pulled_bytes += nbytes
+        else:
+            self.uploaded_bytes += nbytes
+
+    def note_departure(self, nbytes: int, *, to_a_node: bool) -> None:
+        """Count what went out by value."""
+        if to_a_node:
+            self.sent_bytes += nbytes
+        else:
+            self.downloaded_bytes += nbytes
 
     def note_commit(self, outcome: Committed | Rejected) -> None:
         """Count what was published."""

@@ -10,6 +10,7 @@ from kvbridge.core.descriptor import PayloadSpec
 from kvbridge.core.errors import InvalidFieldError, UnknownReferenceError, WrongStateError
 from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Committed, Rejected
+from kvbridge.node.byte_checks import NODE_CLIENT_ID
 from kvbridge.node.identity import Client
 from kvbridge.node.streams import SlotWriter
 from kvbridge.wire import Seal
@@ -71,7 +72,7 @@ class Upload:
         """
         self._prolong()
         self._writer.write(chunk)
-        self._bridge.traffic.uploaded_bytes += chunk.nbytes
+        self._came(chunk.nbytes)
 
     def room(self) -> list[memoryview]:
         """Prolong the reservation and return the places of the next bytes, good until the next await.
@@ -85,7 +86,10 @@ class Upload:
     def advance(self, nbytes: int) -> None:
         """Note that so many bytes were written to where `room` said."""
         self._writer.advance(nbytes)
-        self._bridge.traffic.uploaded_bytes += nbytes
+        self._came(nbytes)
+
+    def _came(self, nbytes: int) -> None:
+        self._bridge.traffic.note_arrival(nbytes, from_a_node=self._client.client_id == NODE_CLIENT_ID)
 
     def _prolong(self) -> None:
         [ttl_seconds] = self._bridge.renew(self._client, [self._grant.token])

@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 from kvbridge.core.descriptor import PayloadSpec, Verification
 from kvbridge.core.errors import BridgeError, InvalidFieldError, MemoryExhaustedError, UnknownReferenceError
 from kvbridge.core.handoff_reference import HandoffReference
+from kvbridge.core.journal import Pull
 from kvbridge.core.layout import SlotLayout, slot_layout
 from kvbridge.core.ledger import Grant, Rejected
 from kvbridge.core.reasons import Reason
@@ -97,12 +98,21 @@ class Visit:
         self._looking: asyncio.Task[Foreign] | None = None
         self._pulling: asyncio.Task[Failure | None] | None = None
         self._is_whole = False  # all bytes are here, and only their check is left
+        self._coming: _Watched | None = None
         self._hold: Grant | None = None
         self._waiters = Waiters()
 
     def __repr__(self) -> str:
         """Show what is visited, and for how many."""
         return f"<Visit to {self._reference} for {self.users}>"
+
+    @property
+    def figures(self) -> Pull | None:
+        """Return what has come so far; None if nothing has."""
+        coming = self._coming
+        if coming is None or not coming.nbytes:
+            return None
+        return Pull(owner=self._reference.node_id, by=coming.by, nbytes=coming.nbytes, seconds=coming.seconds)
 
     @property
     def brought(self) -> bool:
@@ -214,18 +224,18 @@ class Visit:
     async def _write(self, upload: Upload, lease_token: str, digests: StreamDigests) -> StreamDigests:
         assert self._peer is not None, self
         limits = self._visitor.limits
-        began_at = time.perf_counter()
-        watched = _Watched(upload, digests, limits.stall_seconds_max)
+        watched = self._coming = _Watched(upload, digests, limits.stall_seconds_max, by=self._peer.capabilities.name)
         try:
             # The check that follows is not timed: it goes on whatever becomes of this, and gives a hold to be returned.
             async with asyncio.timeout(limits.pull_seconds_max), watched.stall:
-                await self._peer.pull(lease_token, watched, seconds_max=limits.pull_seconds_max)
+                way = await self._peer.pull(lease_token, watched, seconds_max=limits.pull_seconds_max)
+                watched.by = way.name
                 return digests
         finally:
             # What broke off because it was too slow says so, too; otherwise every hurried caller would begin it anew.
+            watched.end()
             if watched.nbytes:
-                seconds = time.perf_counter() - began_at
-                self._visitor.costs.record_pull(self._reference.node_id, watched.nbytes, seconds)
+                self._visitor.costs.record_pull(self._reference.node_id, watched.nbytes, watched.seconds)
 
     async def _renew(self, answer: Opened) -> None:
         assert self._peer is not None, self
@@ -241,8 +251,11 @@ def _layout(spec: PayloadSpec) -> SlotLayout:
 class _Watched:
     """An upload whose bytes must keep coming and are digested as they do; a `Sink`."""
 
-    def __init__(self, upload: Upload, digests: StreamDigests, stall_seconds_max: float) -> None:
-        """Count from now on."""
+    def __init__(self, upload: Upload, digests: StreamDigests, stall_seconds_max: float, *, by: str) -> None:
+        """Count from now on; bytes will try to come `by` this way."""
+        self.by = by
+        self._began_at = time.perf_counter()
+        self._ended_at: float | None = None
         self._digests = digests
         self._room: list[memoryview] = []
         self.nbytes = 0
@@ -256,6 +269,15 @@ class _Watched:
     def remaining_bytes(self) -> int:
         """Return how many bytes are missing."""
         return self._upload.remaining_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Return how long bytes have been on their way, or were."""
+        return (time.perf_counter() if self._ended_at is None else self._ended_at) - self._began_at
+
+    def end(self) -> None:
+        """Expect nothing more."""
+        self._ended_at = time.perf_counter()
 
     def write(self, chunk: memoryview) -> None:
         """Copy the next bytes to their places; errors as for `Upload.write`."""

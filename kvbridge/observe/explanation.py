@@ -101,6 +101,8 @@ def _part(number: int, part: pb.PartRecord) -> Iterator[str]:
     if part.HasField("source"):
         yield from _wrapped(f"computed by {_model(part.source)}", first=_INDENT, rest=_INDENT * 2)
     yield from _wrapped(_route(part), first=_INDENT, rest=_INDENT * 2)
+    if part.HasField("pull"):
+        yield from _wrapped(_pull(part.pull), first=_INDENT, rest=_INDENT * 2)
     for transform in part.transforms:
         yield from _wrapped(transform, first=_INDENT, rest=_INDENT * 2)
     yield from _checks(part.checks)
@@ -113,6 +115,10 @@ def _route(part: pb.PartRecord) -> str:
         return route + spared
     committed, now = (_verification(level) for level in (part.verified_at_commit, part.verified_now))
     return f"{route}{spared}; bytes checked at commit: {committed}, for this handoff: {now}"
+
+
+def _pull(pull: pb.PullRecord) -> str:
+    return f"{_size(pull.bytes)} pulled from node {pull.node_id} in {_time(pull.duration)} by {pull.by}"
 
 
 def _checks(checks: Sequence[pb.CheckRecord]) -> Iterator[str]:

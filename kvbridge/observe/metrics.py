@@ -69,9 +69,13 @@ class NodeSample:
     published_bytes: int
     """Canonical bytes that were committed since the start."""
     uploaded_bytes: int
-    """Bytes that came in by value since the start."""
+    """Bytes that came in by value from clients since the start."""
     downloaded_bytes: int
-    """Bytes that went out by value since the start."""
+    """Bytes that went out by value to clients since the start."""
+    pulled_bytes: int
+    """Bytes that came in from other nodes since the start."""
+    sent_bytes: int
+    """Bytes that went out to other nodes since the start."""
     journal_records: int
     """Handoffs that are remembered."""
     journal_dropped: int
@@ -218,6 +222,8 @@ def _payload_bytes(sample: NodeSample, leased_bytes: int) -> Metric:
     family.add_metric(["uploaded"], sample.uploaded_bytes)
     family.add_metric(["leased"], leased_bytes)
     family.add_metric(["downloaded"], sample.downloaded_bytes)
+    family.add_metric(["pulled"], sample.pulled_bytes)
+    family.add_metric(["sent"], sample.sent_bytes)
     return family
 
 

@@ -83,6 +83,7 @@ class BulkServicer:
         descriptor = payload.descriptor
         assert descriptor is not None, payload
         layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
+        to_a_node = client.is_node
         total_bytes, began_at = layout.canonical_bytes(descriptor.valid_length), time.perf_counter()
         if wanted.offset_bytes > total_bytes:
             raise InvalidFieldError("offset_bytes", f"is {wanted.offset_bytes}, beyond the end of the payload")
@@ -94,10 +95,10 @@ class BulkServicer:
             skip_bytes=wanted.offset_bytes,
         ):
             self._bridge.payload_of_lease(client, wanted.lease_token)
-            self._bridge.traffic.downloaded_bytes += sum(piece.nbytes for piece in pieces)
+            self._bridge.traffic.note_departure(sum(piece.nbytes for piece in pieces), to_a_node=to_a_node)
             yield encode_chunk(pieces, DOWNLOAD_CHUNK_TAG)
         # What another node takes says how far away that is, not what consumers by value have to wait for.
-        if not wanted.offset_bytes and not client.is_node:
+        if not wanted.offset_bytes and not to_a_node:
             self._bridge.costs.record_download(total_bytes, time.perf_counter() - began_at)
 
 

@@ -21,7 +21,7 @@ from google.protobuf.json_format import ParseDict
 
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.gate import Figures, Finding
-from kvbridge.core.journal import HandoffRecord, Outcome, PartRecord
+from kvbridge.core.journal import HandoffRecord, Outcome, PartRecord, Pull
 from kvbridge.core.reasons import Reason
 from kvbridge.core.suspicions import suspicions
 from kvbridge.core.tags import ModelTag
@@ -105,6 +105,8 @@ def _part(part: PartRecord) -> Plain:
     plain["leased"] = part.leased
     if failure is not None:
         plain |= {"reason": f"REASON_{failure.reason.value}", "detail": _problem(failure)}
+    if part.pull is not None:
+        plain["pull"] = _pull(part.pull)
     return plain | {
         "checks": [_check(finding) for finding in part.verdict.findings],
         "route": "" if part.route is None else part.route.route,
@@ -115,6 +117,15 @@ def _part(part: PartRecord) -> Plain:
         "verified_at_commit": f"VERIFICATION_{committed}",
         "verified_now": f"VERIFICATION_{part.verified_now.value}",
         "transforms": list(_transforms(part)),
+    }
+
+
+def _pull(pull: Pull) -> Plain:
+    return {
+        "node_id": _utf8(pull.owner),
+        "by": pull.by,
+        "bytes": str(pull.nbytes),
+        "duration": _duration(pull.seconds),
     }
 
 

@@ -31,6 +31,8 @@ SETTINGS = (
     "65536",
     "--peer-check-seconds",
     "0.1",
+    "--metrics-listen",
+    "127.0.0.1:0",
 )
 
 
@@ -51,6 +53,7 @@ class Pair:
 
     owner: BridgeProcess
     puller: BridgeProcess
+    transport: str
     proxy: Network
     producer: ApiClient
     consumer: ApiClient
@@ -93,7 +96,9 @@ def running_pair(*owner_flags: str, transport: str = "grpc") -> Iterator[Pair]:
                 ApiClient(owner) as producer,
                 ApiClient(puller) as consumer,
             ):
-                yield Pair(owner=owner, puller=puller, proxy=network, producer=producer, consumer=consumer)
+                yield Pair(
+                    transport=transport, owner=owner, puller=puller, proxy=network, producer=producer, consumer=consumer
+                )
 
 
 def _bulk_flags(bulk: Proxy) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +19,7 @@ from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
 from kvbridge.wire import encode_tokens
 from tests import builders
 from tests.api import ApiClient, acquire_request, collect, field_of, random_content, upload_messages
-from tests.harness import running_bridge, wait_for
+from tests.harness import BridgeProcess, running_bridge, wait_for
 from tests.network.nodes import (
     PAYLOAD_BYTES,
     SETTINGS,
@@ -71,6 +73,41 @@ def test_fifty_consumers_cost_one_pull(pair: Pair) -> None:
     assert len({part.kv.location.offset_bytes for part in parts}) == 1
     assert PAYLOAD_BYTES < pair.proxy.passed_bytes < 1.1 * PAYLOAD_BYTES
     pair.consumer.release(*(part.kv.lease_token for part in parts))
+
+
+def test_the_record_and_the_metrics_say_what_was_pulled(pair: Pair) -> None:
+    """How much came, from where, which way and how long it took; a replica that was here says nothing of that."""
+    spec = large_spec("recorded")
+    pair.producer.publish(spec)
+    before = [scraped(node) for node in (pair.owner, pair.puller)]
+    records = []
+    for _ in range(2):
+        pair.consumer.release(pair.acquire(spec).kv.lease_token)
+        request = inspect_service_pb2.ExplainHandoffRequest(last=True)
+        [part] = pair.consumer.call("ExplainHandoff", request).record.parts
+        records.append(part)
+    first, second = records
+    assert (first.pull.node_id, first.pull.bytes) == ("owner", PAYLOAD_BYTES)
+    assert first.pull.by == pair.transport
+    assert first.pull.duration.ToNanoseconds() > 0
+    assert not second.HasField("pull")
+    sent, pulled = [moved(node, at) for node, at in zip((pair.owner, pair.puller), before, strict=True)]
+    assert sent == {"sent": PAYLOAD_BYTES}
+    assert pulled == {"pulled": PAYLOAD_BYTES, "published": PAYLOAD_BYTES, "leased": 2 * PAYLOAD_BYTES}
+
+
+def scraped(node: BridgeProcess) -> dict[str, float]:
+    """Return how many bytes a node has counted, by direction."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=10) as answer:
+        found = re.findall(
+            r'^kvbridge_payload_bytes_total{direction="(\w+)"} (\S+)$', answer.read().decode(), re.MULTILINE
+        )
+    return {direction: float(count) for direction, count in found}
+
+
+def moved(node: BridgeProcess, before: dict[str, float]) -> dict[str, float]:
+    """Return which directions have counted more since then, and how much."""
+    return {name: count - before[name] for name, count in scraped(node).items() if count != before[name]}
 
 
 @pytest.mark.parametrize("behaviour", ["cut_after_bytes", "flip_at_byte", "stop_after_bytes"])

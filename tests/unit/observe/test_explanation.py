@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbridge.core.descriptor import PayloadReference
-from kvbridge.core.journal import HandoffQuality, HandoffRecord, HandoffUse, Outcome, PartRecord
+from kvbridge.core.journal import HandoffQuality, HandoffRecord, HandoffUse, Outcome, PartRecord, Pull
 from kvbridge.core.reasons import Reason
 from kvbridge.core.suspicions import Place
 from kvbridge.observe.explanation import FAILED, PASSED, WIDTH, explanation
@@ -94,6 +94,14 @@ def test_a_part_that_only_its_route_refused_says_so() -> None:
     )
     part = records.leased(leased=False, verdict=replace(records.leased().verdict, findings=(finding,)))
     assert "would have been a cache" in text(records.record(part))
+
+
+def test_what_was_pulled_is_shown() -> None:
+    """How much came from where, which way and how fast."""
+    pull = Pull(owner="host-b", by="tcp", nbytes=4 << 20, seconds=0.012)
+    shown = " ".join(text(records.record(records.leased(pull=pull))).split())
+    assert "4.0 MiB pulled from node host-b in 12.0 ms by tcp" in shown
+    assert "pulled" not in text(records.record())
 
 
 @given(records.records, st.text(min_size=1, max_size=300))

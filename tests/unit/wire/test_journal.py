@@ -46,6 +46,10 @@ def test_a_record_says_the_same_as_a_message(record: HandoffRecord) -> None:
         assert told.reason == wanted
         assert [check.passed for check in told.checks] == [f.problem is None for f in part.verdict.findings]
         assert len(told.transforms) == (part.aligner is not None)
+        assert told.HasField("pull") == (part.pull is not None)
+        if part.pull is not None:
+            said = (told.pull.node_id, told.pull.by, told.pull.bytes)
+            assert said == (part.pull.owner, part.pull.by, part.pull.nbytes)
     assert [s.place for s in message.suspicions] == [s.place for s in suspicions(record)]
     assert message.HasField("outcome") == (record.outcome is not None)
 
