@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import re
 import socket
 import tomllib
 from collections.abc import Mapping
@@ -43,11 +44,21 @@ _MAXIMA = {
 _MAY_BE_ZERO = frozenset({"bulk_port_told", "probe_sample_tokens"})
 """Counts that mean something when they are 0."""
 _POSITIVE = frozenset(
-    {"lease_ttl_seconds", "reservation_ttl_seconds", "upload_seconds_max", "catalog_poll_seconds", "tls_poll_seconds"}
+    {
+        "lease_ttl_seconds",
+        "reservation_ttl_seconds",
+        "upload_seconds_max",
+        "access_poll_seconds",
+        "catalog_poll_seconds",
+        "tls_poll_seconds",
+    }
 )
 """Durations that nothing could be done within if they were 0."""
 _POSITIVE_SECONDS_MIN = 0.001
 _ROOT_UID = 0
+_SOCKET_MODE = re.compile(r"0?6[0-7][0-7]")
+"""Modes under which the node's own user can open a socket."""
+_OTHERS_MODE = 0o077
 _LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 PEER_TLS_NAMES = ("host", "node")
 """What other nodes' certificates may have to name."""
@@ -89,6 +100,10 @@ class BridgeConfig:
     """Name of the node in answers, logs and metrics."""
     socket: str = field(default_factory=default_socket_path)
     """Path of the gRPC unix socket; the descriptor socket lies beside it."""
+    socket_mode: str = "0600"
+    """Mode of both sockets, in octal; more than 0600 lets other users in, and needs `access`."""
+    socket_group: str = ""
+    """Group of both sockets, by name or number; empty for the node's own."""
     listen: str = "127.0.0.1:7411"
     """TCP address for clients by value; empty for none. Port 0 lets the system choose."""
     metrics_listen: str = "127.0.0.1:7412"
@@ -97,6 +112,8 @@ class BridgeConfig:
     """Allow listening beyond the loopback, and pulling from there, without encryption and without an access file."""
     access: str = ""
     """Path of the YAML file with tenants and principals; empty if whoever reaches the node may use it."""
+    access_poll_seconds: float = 1.0
+    """How often that file and the tokens it names are looked at for changes; SIGHUP makes them be read at once."""
     tls_certificate: str = ""
     """PEM file with the node's certificate and those between it and the root; empty for no TLS on TCP."""
     tls_key: str = ""
@@ -234,6 +251,7 @@ class BridgeConfig:
             raise ConfigurationError("socket: must name a path")
         if not is_node_id(self.node_id):
             raise ConfigurationError(f"node_id: must be what a host may be called, got {self.node_id!r}")
+        self._check_socket_mode()
         self._check_tls()
         self._check_peers()
         for name in ("listen", "metrics_listen", "bulk_listen"):
@@ -271,6 +289,25 @@ class BridgeConfig:
                 f"{name}: {address!r} is not a loopback address; give access, the file that says who may call, "
                 "or set insecure to let everybody"
             )
+
+    def _check_socket_mode(self) -> None:
+        if not _SOCKET_MODE.fullmatch(self.socket_mode):
+            raise ConfigurationError(f"socket_mode: must be octal digits such as 0660, got {self.socket_mode!r}")
+        if not self.socket_is_private and not self.access and not self.insecure:
+            raise ConfigurationError(
+                "socket_mode: lets other users in; give access, the file that says who may call, "
+                "or set insecure to let everybody"
+            )
+
+    @property
+    def socket_mode_bits(self) -> int:
+        """Return the mode of both sockets."""
+        return int(self.socket_mode, 8)
+
+    @property
+    def socket_is_private(self) -> bool:
+        """Tell whether nobody but the node's own user can open the sockets."""
+        return not self.socket_mode_bits & _OTHERS_MODE
 
     def _check_tls(self) -> None:
         for certificate, key in (("tls_certificate", "tls_key"), ("peer_tls_certificate", "peer_tls_key")):

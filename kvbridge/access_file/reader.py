@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvbridge.access_file.errors import AccessFileError
@@ -27,7 +28,17 @@ _SUBJECT_CHARACTERS_MAX = 2048
 _ROLE_PREFIX = "ACCESS_ROLE_"
 
 
-def load_access_file(path: str) -> AccessPolicy:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedAccess:
+    """What was read."""
+
+    policy: AccessPolicy
+    """Who may call."""
+    token_files: tuple[str, ...]
+    """Paths of the files of tokens that were read with it."""
+
+
+def load_access_file(path: str) -> LoadedAccess:
     """Read the file at `path`, and every file of tokens that it names.
 
     Raises:
@@ -45,7 +56,7 @@ def load_access_file(path: str) -> AccessPolicy:
     policy = reading.policy()
     if reading.problems:
         raise AccessFileError(path, reading.problems)
-    return policy
+    return LoadedAccess(policy=policy, token_files=tuple(reading.token_files))
 
 
 class _Reading:
@@ -59,7 +70,7 @@ class _Reading:
         filler.fill(self._message, tree, "")
         self.problems: list[FileProblem] = filler.problems
         self._proofs: dict[object, str] = {}
-        self._token_files = 0
+        self.token_files: list[str] = []
 
     def policy(self) -> AccessPolicy:
         """Return what the file says; nothing that may be used if there are problems."""
@@ -123,12 +134,12 @@ class _Reading:
         )
 
     def _digests(self, name: str, path: str) -> frozenset[bytes]:
-        self._token_files += 1
-        if self._token_files > TOKEN_FILES_MAX:
+        self.token_files.append(str(self._directory / name))
+        if len(self.token_files) > TOKEN_FILES_MAX:
             self._check(False, path, f"is one of more than {TOKEN_FILES_MAX} files of tokens")  # noqa: FBT003
             return frozenset()
         try:
-            digests = read_token_digests(str(self._directory / name))
+            digests = read_token_digests(self.token_files[-1])
         except UnreadableError as error:
             where = f"line {error.problem.line} of " if error.problem.line else ""
             self._check(False, path, f"{where}{name}: {error.problem.problem}")  # noqa: FBT003

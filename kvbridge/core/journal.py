@@ -128,6 +128,8 @@ class HandoffRecord:
     """The caller's tenant."""
     client_id: str
     """The caller; a secret, to be shortened wherever it is shown."""
+    principal: str = ""
+    """The name of the caller's principal."""
     model: ModelTag
     """The consumer's model."""
     edge: str

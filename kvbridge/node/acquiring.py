@@ -289,6 +289,7 @@ class Acquiring:
             handoff_id=answer.handoff_id,
             at=time.time(),
             tenant=tenancy.tenant,
+            principal=asked.client.principal.name,
             client_id=asked.client.client_id,
             model=terms.model,
             edge=terms.edge,

@@ -161,9 +161,15 @@ class Bridge:
         await self.texts.start()
         self.containment.quarantines.load()
         await self.catalog.start()
+        await self.access.start()
         self.observation.start()
         self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="kvbridge-housekeeping")
         self._housekeeper.add_done_callback(_report_failure)
+
+    def look_soon(self) -> None:
+        """Read the files of the catalog and of access again, without waiting for the next poll."""
+        self.catalog.look_soon()
+        self.access.look_soon()
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Give no new leases, wait for the live ones, and tell whether all came home in time."""
@@ -183,6 +189,7 @@ class Bridge:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
         await self.catalog.close()
+        await self.access.close()
         await self._background.settle()
         await self.texts.close()
         await self.observation.close()

@@ -11,17 +11,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import time
-from typing import TypeAlias
 
 from kvbridge.catalog_file import CatalogFileError, read_bytes, read_catalog
 from kvbridge.core.catalog import Catalog, RoutePolicy
-
-_SETTLED_NANOSECONDS = 2_000_000_000
-"""How old a time stamp must be to tell one write from the next; coarse file systems count in pairs of seconds."""
-
-_Signature: TypeAlias = tuple[int, ...]
+from kvbridge.node.file_signature import Signature, is_settled, signature_of
 
 
 class WatchedFile:
@@ -31,7 +24,7 @@ class WatchedFile:
         """Watch what `path` leads to; where its defaults leave something out, `built_in` holds."""
         self._path = path
         self._built_in = built_in
-        self._signature: _Signature | None = None
+        self._signature: Signature | None = None
         self._judged = b""
         self._good: tuple[bytes, Catalog] | None = None
 
@@ -40,7 +33,7 @@ class WatchedFile:
 
         The content of the newest good look gives the same object again.
         """
-        before = self._stat()
+        before = signature_of(self._path)
         if before is not None and before == self._signature:
             return None
         try:
@@ -48,10 +41,10 @@ class WatchedFile:
         except CatalogFileError as error:
             self._signature = None
             return error if self._is_news(str(error).encode("utf-8", "replace")) else None
-        after = self._stat()
+        after = signature_of(self._path)
         if after != before and self._judged:
             return None
-        self._signature = after if _is_settled(after) else None
+        self._signature = after if is_settled(after) else None
         return self._judge(content) if self._is_news(content) else None
 
     def _judge(self, content: bytes) -> Catalog | CatalogFileError:
@@ -68,14 +61,3 @@ class WatchedFile:
         digest = hashlib.blake2b(content, digest_size=16).digest()
         known, self._judged = digest == self._judged, digest
         return not known
-
-    def _stat(self) -> _Signature | None:
-        try:
-            found = os.stat(self._path)  # noqa: PTH116 - one call, and the same fields for any kind of file
-        except (OSError, ValueError):
-            return None
-        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def _is_settled(signature: _Signature | None) -> bool:
-    return signature is not None and time.time_ns() - max(signature[-2:]) > _SETTLED_NANOSECONDS

@@ -77,5 +77,6 @@ def _sample(bridge: Bridge, file: JournalFile | None) -> NodeSample:
         journal_records=len(bridge.journal),
         journal_dropped=0 if file is None else file.dropped,
         journal_write_errors=0 if file is None else file.write_errors,
+        access_file_good=not bridge.access.file_problem,
         texts=_texts(bridge),
     )

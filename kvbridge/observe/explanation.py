@@ -72,7 +72,7 @@ def _circumstances(record: pb.HandoffRecord) -> Iterator[str]:
     deadline = f", with {_time(record.deadline)} left" if record.HasField("deadline") else ", without a deadline"
     yield from _field("handoff", f"{record.handoff_id}, answered {at} by {record.node_id}")
     yield from _field("took", f"{_time(record.duration)}{deadline}")
-    yield from _field("for", f"client {record.client} of tenant {record.tenant}, {_model(record.model)}")
+    yield from _field("for", f"client {record.client} of {_whose(record)}, {_model(record.model)}")
     yield from _field("along", f"edge {record.edge or '(none)'}, at depth {record.depth}")
 
 
@@ -154,6 +154,11 @@ def _reason(number: types_pb2.Reason.ValueType) -> str:
 
 def _verification(number: types_pb2.Verification.ValueType) -> str:
     return types_pb2.Verification.Name(number).removeprefix("VERIFICATION_").lower()
+
+
+def _whose(record: pb.HandoffRecord) -> str:
+    # Records of older releases name none.
+    return f"{record.principal} in tenant {record.tenant}" if record.principal else f"tenant {record.tenant}"
 
 
 def _model(tag: types_pb2.ModelTag) -> str:

@@ -82,6 +82,8 @@ class NodeSample:
     """Records that will never be in the journal's file."""
     journal_write_errors: int
     """Writes to that file that failed."""
+    access_file_good: bool = True
+    """Whether all of the access file, if there is one, is in force."""
     texts: TextSample = TextSample()
     """The store of texts."""
 
@@ -183,6 +185,9 @@ def _node(sample: NodeSample) -> Iterator[Metric]:
     yield _gauge("kvbridge_catalog_version", "Version of the running catalog.", sample.catalog_version)
     yield _gauge(
         "kvbridge_catalog_file_good", "0 while the catalog's file cannot run, else 1.", sample.catalog_file_good
+    )
+    yield _gauge(
+        "kvbridge_access_file_good", "0 while not all of the access file is in force, else 1.", sample.access_file_good
     )
     yield _gauge("kvbridge_journal_records", "Handoffs that the journal remembers.", sample.journal_records)
     yield _counter("kvbridge_journal_dropped", "Records that the journal's file lacks.", sample.journal_dropped)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 from grpc import aio
 
@@ -12,10 +14,9 @@ from kvbridge.core.access import Principal, Proofs, Transport
 from kvbridge.core.access.fields import AUTHORIZATION_FIELD, BEARER_PREFIX, CLIENT_FIELD, TENANT_FIELD
 from kvbridge.core.errors import InvalidFieldError, UnauthenticatedError
 from kvbridge.node.access import AccessKeeper
-from kvbridge.node.identity import SESSION_PREFIX, Sessions
-from kvbridge.server.permissions import permission_of, require_permitted
+from kvbridge.node.identity import SESSION_PREFIX, Client, Sessions
+from kvbridge.server.permissions import Permission, permission_of, require_permitted
 
-_LOOPBACK_PREFIXES = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "ipv6:[::ffff:127.", "ipv6:%5B::ffff:127.")
 _UNIX_PREFIXES = ("unix:", "unix-abstract:")
 _SUBJECTS = "x509_subject_alternative_name"
 _SECURITY_TYPE = "transport_security_type"
@@ -57,16 +58,20 @@ class AccessControl:
         if permission.open_to_everybody:
             return None
         name, tenant = _entry(context, CLIENT_FIELD), _entry(context, TENANT_FIELD)
-        principal = self._principal(context, name)
+        if not self._access.is_configured:
+            return self._let_in(self._access.owner, permission, tenant, name)
+        return self._let_in(self._access.identify(self._proofs(context, name)), permission, tenant, name)
+
+    def admit_proved(self, method: str, proofs: Proofs, *, tenant: str, name: str) -> Client:
+        """Return the client that asks in another way than by gRPC for what `method` gives; errors as for `admit`."""
+        caller = self._let_in(self._access.identify(proofs), permission_of(method), tenant, name)
+        return self._sessions.identify(name, caller.principal).in_tenant(caller.tenant)
+
+    def _let_in(self, principal: Principal, permission: Permission, tenant: str, name: str) -> Caller:
         require_permitted(principal, permission, tenant or principal.tenant)
         if tenant and tenant not in self._access.tenants:
             raise InvalidFieldError(TENANT_FIELD, "names a tenant that this node does not serve")
         return Caller(principal=principal, tenant=tenant or principal.tenant, name=name)
-
-    def _principal(self, context: Context, name: str) -> Principal:
-        if not self._access.is_configured:
-            return self._access.owner
-        return self._access.identify(self._proofs(context, name))
 
     def _proofs(self, context: Context, name: str) -> Proofs:
         transport, authenticated = transport_of(context.peer()), context.auth_context()
@@ -93,7 +98,18 @@ def transport_of(peer: str) -> Transport:
     """Return how a call came, from what gRPC says of the other side; what it does not know is the network."""
     if peer.startswith(_UNIX_PREFIXES):
         return Transport.UNIX
-    return Transport.LOOPBACK if peer.startswith(_LOOPBACK_PREFIXES) else Transport.NETWORK
+    host = unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]")
+    try:
+        return transport_of_host(host)
+    except ValueError:
+        return Transport.NETWORK
+
+
+def transport_of_host(host: str) -> Transport:
+    """Return how a TCP connection came from an address of the internet protocols."""
+    address = ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return Transport.LOOPBACK if (mapped or address).is_loopback else Transport.NETWORK
 
 
 def _subjects(values: Iterable[bytes]) -> tuple[str, ...]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from kvbridge.core.access import Proofs
 from kvbridge.core.errors import BridgeError
 from kvbridge.core.layout import slot_layout
 from kvbridge.link import tcp
 from kvbridge.node.bridge import Bridge
-from kvbridge.node.identity import PEER_PREFIX, Client
+from kvbridge.node.identity import Client
 from kvbridge.node.streams import canonical_chunks
+from kvbridge.server.access import AccessControl, transport_of_host
 
 CONNECTIONS_MAX = 256
 """Most connections at once; more are closed at once, and their nodes come by gRPC."""
@@ -22,6 +25,8 @@ WINDOW_BYTES = 1 << 20
 """Bytes that may have left the arena and not the host; what was found bad meanwhile stops behind so many."""
 _REQUEST_SECONDS_MAX = 5.0
 _LOOK_SECONDS = 1.0
+_METHOD = "/kvbridge.v1.HandoffService/Download"
+"""The method that gives the same bytes."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +38,7 @@ class BulkSocketServer:
         """Send from the memory of `bridge`."""
         self.port = 0
         self._bridge = bridge
+        self._control = AccessControl(bridge.access, bridge.sessions)
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -88,29 +94,33 @@ class BulkSocketServer:
             try:
                 async with asyncio.timeout(_REQUEST_SECONDS_MAX):
                     request = await tcp.read_request(connection)
-                source = LeasedSource(
-                    self._bridge, self._bridge.sessions.identify(request.client_name), request.lease_token
-                )
+                source = LeasedSource(self._bridge, partial(self._admit, connection, request), request.lease_token)
                 await tcp.send(connection, source.remaining_bytes, source, look_seconds=_LOOK_SECONDS)
             except (BridgeError, OSError, TimeoutError) as error:
                 # The other node finds its connection closed, and the lease answers everything else.
                 _log.info("a stream of bytes ended early", extra={"problem": str(error)})
 
+    def _admit(self, connection: socket.socket, request: tcp.BulkRequest) -> Client:
+        """Return who asks; errors as for `AccessControl.admit`."""
+        proofs = Proofs(transport=transport_of_host(connection.getpeername()[0]), token=request.bearer or None)
+        return self._control.admit_proved(_METHOD, proofs, tenant=request.tenant, name=request.client_name)
+
 
 class LeasedSource:
     """The canonical bytes of a leased payload; a `tcp.Source`."""
 
-    def __init__(self, bridge: Bridge, client: Client, token: str) -> None:
-        """Begin at the first byte.
+    def __init__(self, bridge: Bridge, admit: Callable[[], Client], token: str) -> None:
+        """Begin at the first byte; `admit` tells at every look who asks, or raises why it may not.
 
         Raises:
             UnknownReferenceError: the lease is not live.
             NotYoursError: it belongs to another client.
         """
         self._bridge = bridge
-        self._client = client
+        self._admit = admit
         self._token = token
-        payload, slot = bridge.payload_of_lease(client, token)
+        self._client = admit()
+        payload, slot = bridge.payload_of_lease(self._client, token)
         descriptor = payload.descriptor
         assert descriptor is not None, payload
         layout = slot_layout(descriptor.geometry, descriptor.capacity_tokens)
@@ -123,8 +133,9 @@ class LeasedSource:
 
         Raises:
             UnknownReferenceError: the lease is not live any more.
+            UnauthenticatedError: what proved who asks does not any more.
         """
-        self._bridge.payload_of_lease(self._client, self._token)
+        self._bridge.payload_of_lease(self._admit(), self._token)
         if not self._pieces:
             with suppress(StopIteration):
                 self._pieces = next(self._chunks)
@@ -133,7 +144,7 @@ class LeasedSource:
     def advance(self, nbytes: int) -> None:
         """Go on behind so many bytes."""
         self.remaining_bytes -= nbytes
-        self._bridge.traffic.note_departure(nbytes, to_a_node=self._client.client_id.startswith(PEER_PREFIX))
+        self._bridge.traffic.note_departure(nbytes, to_a_node=self._client.is_node)
         whole = 0
         while whole < len(self._pieces) and self._pieces[whole].nbytes <= nbytes:
             nbytes -= self._pieces[whole].nbytes

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from grpc import aio
 
+from kvbridge.core.access import Role
 from kvbridge.core.errors import InvalidFieldError, UnknownReferenceError
 from kvbridge.core.ledger import Payload, PayloadState
 from kvbridge.node.bridge import Bridge
@@ -15,6 +16,7 @@ from kvbridge.node.identity import Client
 from kvbridge.server.calls import caller
 from kvbridge.server.explain import explain
 from kvbridge.v1 import inspect_service_pb2 as pb
+from kvbridge.v1.access_file_pb2 import AccessRole
 from kvbridge.v1.inspect_service_pb2_grpc import InspectServiceServicer
 from kvbridge.version import VERSION
 from kvbridge.wire import decode_reference, encode_descriptor, encode_duration, encode_model_tag, encode_reference
@@ -49,7 +51,9 @@ class InspectServicer(InspectServiceServicer):
             descriptor_socket_path=bridge.config.descriptor_socket,
             arena=self._arena(client),
             limits=bridge.config.limits(),
-            sessions=len(bridge.sessions),
+            sessions=self._sessions(client),
+            caller=_encode_caller(client),
+            access=self._access() if Role.ADMIN in client.principal.roles else None,
         )
 
     async def ListPayloads(self, request: pb.ListPayloadsRequest, context: _Context) -> pb.ListPayloadsResponse:  # noqa: N802
@@ -86,6 +90,17 @@ class InspectServicer(InspectServiceServicer):
         client = caller(self._bridge.sessions, context)
         return explain(self._bridge, client.tenant, request)
 
+    def _sessions(self, client: Client) -> int:
+        """Return how many sessions concern the caller: how many others there are is no tenant's business."""
+        sessions = self._bridge.sessions
+        return len(sessions) if Role.ADMIN in client.principal.roles else sessions.of_tenant(client.tenant)
+
+    def _access(self) -> pb.AccessStatus:
+        access = self._bridge.access
+        return pb.AccessStatus(
+            file=access.file, version=access.version, file_problem=access.file_problem, tenants=access.tenants
+        )
+
     def _arena(self, client: Client) -> pb.ArenaUsage:
         usage, arena = self._bridge.usage(client)
         return pb.ArenaUsage(
@@ -118,6 +133,11 @@ class InspectServicer(InspectServiceServicer):
             age=encode_duration(max(self._bridge.age_seconds(payload.reserved_at), 0.0)),
             time_to_live=None if ends_in is None else encode_duration(ends_in),
         )
+
+
+def _encode_caller(client: Client) -> pb.CallerIdentity:
+    roles = sorted(AccessRole.Value(f"ACCESS_ROLE_{role.name}") for role in client.principal.roles)
+    return pb.CallerIdentity(principal=client.principal.name, tenant=client.tenant, roles=roles)
 
 
 def _encode_state(state: PayloadState) -> pb.PayloadState.ValueType:

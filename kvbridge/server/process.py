@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,6 +23,7 @@ from kvbridge.core.errors import BridgeError
 from kvbridge.link.grpc_peer import StaticPeers
 from kvbridge.memory.descriptor_port import DescriptorSocketLimits
 from kvbridge.memory.descriptor_socket import DescriptorServer
+from kvbridge.node.access import AccessKeeper
 from kvbridge.node.attachments import AttachmentPort
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.identity import PEER_PREFIX
@@ -38,6 +38,7 @@ from kvbridge.server.inspect import InspectServicer
 from kvbridge.server.interceptor import CallInterceptor
 from kvbridge.server.live_calls import LiveCalls
 from kvbridge.server.peers import PeerServicer
+from kvbridge.server.sockets import directory_mode, make_directory, open_socket, private_files
 from kvbridge.v1 import catalog_service_pb2, handoff_service_pb2, inspect_service_pb2, peer_service_pb2
 from kvbridge.v1.catalog_service_pb2_grpc import add_CatalogServiceServicer_to_server
 from kvbridge.v1.handoff_service_pb2_grpc import add_HandoffServiceServicer_to_server
@@ -62,8 +63,6 @@ _STOP_GRACE_SECONDS = 1.0
 _OLDEST_COLLECTED_EVERY = 500
 """Collections of the middle generation between two of the oldest, which holds the records of the journal."""
 _KEEPALIVE_MILLISECONDS = 20_000
-_PRIVATE_DIRECTORY_MODE = 0o700
-_PRIVATE_UMASK = 0o177
 
 
 class BindError(BridgeError):
@@ -95,22 +94,26 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         ArenaUnavailableError: the host cannot give the configured memory.
         SocketPathError: the descriptor socket cannot be made.
         CatalogFileError: the catalog's file holds what cannot run.
+        AccessFileError: the access file holds what cannot be used.
     """
-    Path(config.socket).parent.mkdir(mode=_PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
+    access = AccessKeeper.of(config)
+    make_directory(config)
     shown = config.node_id[:_NODE_ID_CHARACTERS_SHOWN]
     name = f"{PEER_PREFIX}{shown}.{secrets.token_urlsafe(_NODE_NAME_BYTES)}"
     peers = StaticPeers(config.peer_targets(), client_name=name)
-    bridge = Bridge(config, peers=peers)
+    bridge = Bridge(config, peers=peers, access=access)
     metrics = MetricsServer(bridge.observation.metrics, is_serving=lambda: not bridge.draining)
     bulk = BulkSocketServer(bridge)
     descriptors = DescriptorServer(
         config.descriptor_socket,
         AttachmentPort(bridge),
         DescriptorSocketLimits(sessions_max=config.sessions_max, sessions_per_uid_max=config.sessions_per_uid_max),
+        directory_mode=directory_mode(config),
     )
     try:
         # The descriptor socket comes first: it finds out whether another node lives here before anything is replaced.
         await descriptors.start()
+        open_socket(config.descriptor_socket, config)
         await bridge.start()
         metrics_port = await _start_metrics(metrics, config.metrics_listen)
         bulk_port = _start_bulk(bulk, config.bulk_listen)
@@ -143,13 +146,13 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
 
 
 async def serve(config: BridgeConfig) -> None:
-    """Run a bridge until SIGTERM or SIGINT, and look at the catalog's file at SIGHUP; errors as for `running`."""
+    """Run a bridge until SIGTERM or SIGINT, and look at its files again at SIGHUP; errors as for `running`."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with running(config) as (bridge, endpoints):
-        loop.add_signal_handler(signal.SIGHUP, bridge.catalog.look_soon)
+        loop.add_signal_handler(signal.SIGHUP, bridge.look_soon)
         _log.info(
             "serving",
             extra={
@@ -230,8 +233,9 @@ def _bulk_handlers(bulk: BulkServicer) -> grpc.GenericRpcHandler[Any, Any]:
 
 def _bind(server: aio.Server, config: BridgeConfig) -> int | None:
     _remove_socket(config.socket)
-    with _umask(_PRIVATE_UMASK):
+    with private_files():
         _add_port(server, f"unix:{config.socket}")
+    open_socket(config.socket, config)
     return _add_port(server, config.listen) if config.listen else None
 
 
@@ -260,16 +264,6 @@ def _add_port(server: aio.Server, address: str) -> int:
     if not port:
         raise BindError(f"cannot listen on {address}")
     return port
-
-
-@contextmanager
-def _umask(mask: int) -> Iterator[None]:
-    """Create files under `mask`; a socket's mode must be right from its first moment."""
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def _remove_socket(path: str) -> None:

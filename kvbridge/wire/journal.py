@@ -66,6 +66,7 @@ class RecordEncoder:
             "time": datetime.fromtimestamp(record.at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
             "node_id": self._node_id,
             "tenant": record.tenant,
+            "principal": record.principal,
             "client": self.client(record.client_id),
             "model": _model(record.model),
             "edge": record.edge,
