@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.errors import BridgeError
-from kvbridge.link.grpc_peer import StaticPeers
+from kvbridge.link.grpc_peer import KnownPeers
 from kvbridge.memory.descriptor_port import DescriptorSocketLimits
 from kvbridge.memory.descriptor_socket import DescriptorServer
 from kvbridge.node.access import AccessKeeper
@@ -100,7 +100,7 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
     make_directory(config)
     shown = config.node_id[:_NODE_ID_CHARACTERS_SHOWN]
     name = f"{PEER_PREFIX}{shown}.{secrets.token_urlsafe(_NODE_NAME_BYTES)}"
-    peers = StaticPeers(config.peer_targets(), client_name=name)
+    peers = KnownPeers(config.peer_targets(), client_name=name)
     bridge = Bridge(config, peers=peers, access=access)
     metrics = MetricsServer(bridge.observation.metrics, is_serving=lambda: not bridge.draining)
     bulk = BulkSocketServer(bridge)
