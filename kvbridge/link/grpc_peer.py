@@ -7,6 +7,7 @@ import secrets
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -21,6 +22,9 @@ from kvbridge.link import tcp
 from kvbridge.link.grpc_neighbour import GrpcNeighbour
 from kvbridge.link.neighbour import Greeting
 from kvbridge.link.port import Capabilities, Closed, Opened, OwnerUnreachableError, Sink, TransferFailedError
+from kvbridge.link.secured import SecuredConnection, connect
+from kvbridge.link.security import UNSECURED, PeerSecurity, authorization
+from kvbridge.tls import TokenFileError
 from kvbridge.v1 import handoff_service_pb2, peer_service_pb2
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
 from kvbridge.v1.peer_service_pb2_grpc import PeerServiceStub
@@ -37,6 +41,8 @@ from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, split_chunk
 
 CAPABILITIES = Capabilities(name="grpc", one_sided=False, abortable=True, device_memory=False, zero_copy=False)
 """Streams of messages."""
+SECURED_CAPABILITIES = replace(tcp.CAPABILITIES, zero_copy=False)
+"""Sockets with TLS, which decrypts from one place to another."""
 MESSAGE_BYTES_MAX = 64 << 20
 """Largest message that is accepted: room for the longest text and token list together."""
 TOKEN_CHARACTERS_MAX = 256
@@ -46,7 +52,7 @@ _GIVE_UP_SECONDS_MAX = 1.0
 _CONNECT_SECONDS_MAX = 0.5
 _IDLE_CHANNELS_MAX = 4
 _HANG_UP_SECONDS = 120.0
-"""How long a connection to where a node was before is kept for what may still be under way on it."""
+"""How long a connection that is not used any more is kept for what may still be under way on it."""
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.use_local_subchannel_pool", 1),
@@ -58,12 +64,13 @@ _OPTIONS = (
 class GrpcPeer:
     """One other node, connected to at the first call."""
 
-    def __init__(self, node_id: str, target: str, *, client_name: str) -> None:
+    def __init__(self, node_id: str, target: str, *, client_name: str, security: PeerSecurity = UNSECURED) -> None:
         """Call `target`, which must be the node `node_id` unless that is empty, as the client `client_name`."""
         self._node_id = node_id
         self._target = target
         self._client_name = client_name
-        self._channel = aio.insecure_channel(target, options=_OPTIONS)
+        self._security = security
+        self._channel = self._new_channel()
         self._peer: Any = PeerServiceStub(self._channel)
         self._handoff: Any = HandoffServiceStub(self._channel)
         self._idle: list[aio.Channel] = []
@@ -76,7 +83,11 @@ class GrpcPeer:
     @property
     def capabilities(self) -> Capabilities:
         """Return what the way can do that the next bytes will try to take."""
-        return tcp.CAPABILITIES if self._bulk_port else CAPABILITIES
+        return self._bulk_capabilities if self._bulk_port else CAPABILITIES
+
+    @property
+    def _bulk_capabilities(self) -> Capabilities:
+        return tcp.CAPABILITIES if self._security.context() is None else SECURED_CAPABILITIES
 
     async def ping(self, *, seconds_max: float) -> int:
         """Return the node's boot epoch; errors as for `Peer.ping`."""
@@ -112,27 +123,44 @@ class GrpcPeer:
         try:
             with connection:
                 async with asyncio.timeout(seconds_max):
-                    request = tcp.BulkRequest(client_name=self._client_name, lease_token=lease_token, tenant=tenant)
+                    request = tcp.BulkRequest(
+                        client_name=self._client_name,
+                        lease_token=lease_token,
+                        tenant=tenant,
+                        bearer=self._security.bearer(),
+                    )
                     await tcp.receive(connection, request, sink)
         except TimeoutError as error:
             raise TransferFailedError(f"the bytes from node {self._node_id!r} took too long") from error
-        return tcp.CAPABILITIES
+        except TokenFileError as error:
+            raise TransferFailedError(str(error)) from error
+        return self._bulk_capabilities
 
-    async def _connect_bulk(self) -> socket.socket | None:
+    async def _connect_bulk(self) -> socket.socket | SecuredConnection | None:
         host = self._target.rpartition(":")[0].strip("[]")
         if not self._bulk_port or not host:
             return None
-        connection = await tcp.connect(host, self._bulk_port, seconds_max=_CONNECT_SECONDS_MAX)
+        connection = await connect(
+            host,
+            self._bulk_port,
+            context=self._security.context(),
+            server_name=self._security.server_name(self._target, self._node_id),
+            seconds_max=_CONNECT_SECONDS_MAX,
+        )
         if connection is None:
             self._bulk_port = 0  # Until the node tells of it again.
         return connection
 
     async def _pull_by_grpc(self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str) -> None:
         request = handoff_service_pb2.DownloadRequest(lease_token=lease_token)
+        try:
+            metadata = self._metadata(tenant)
+        except TokenFileError as error:
+            raise TransferFailedError(str(error)) from error
         # Each stream has a connection of its own, for on a slow network no answer would overtake its bytes; and one
         # that broke off is not used again, because what is left of its stream would come before anything else.
-        channel = self._idle.pop() if self._idle else aio.insecure_channel(self._target, options=_OPTIONS)
-        call = _download(channel)(request, timeout=seconds_max, metadata=self._metadata(tenant))
+        channel = self._idle.pop() if self._idle else self._new_channel()
+        call = _download(channel)(request, timeout=seconds_max, metadata=metadata)
         is_clean = False
         try:
             async for message in call:
@@ -150,13 +178,13 @@ class GrpcPeer:
     async def renew(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
         """Prolong a lease."""
         request = handoff_service_pb2.RenewRequest(tokens=[lease_token])
-        with suppress(aio.AioRpcError):
+        with suppress(aio.AioRpcError, TokenFileError):
             await self._handoff.Renew(request, timeout=seconds_max, metadata=self._metadata(tenant))
 
     async def release(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
         """Give a lease back."""
         request = handoff_service_pb2.ReleaseRequest(request_id=_request_id(), tokens=[lease_token])
-        with suppress(aio.AioRpcError):
+        with suppress(aio.AioRpcError, TokenFileError):
             await self._handoff.Release(request, timeout=seconds_max, metadata=self._metadata(tenant))
 
     async def close(self) -> None:
@@ -164,8 +192,11 @@ class GrpcPeer:
         for channel in (self._channel, *self._idle):
             await channel.close(None)
 
+    def _new_channel(self) -> aio.Channel:
+        return self._security.channel(self._target, self._node_id, _OPTIONS)
+
     def _metadata(self, tenant: str = "") -> tuple[tuple[str, str], ...]:
-        who = ((CLIENT_FIELD, self._client_name),)
+        who = ((CLIENT_FIELD, self._client_name), *authorization(self._security.bearer()))
         return (*who, (TENANT_FIELD, tenant)) if tenant else who
 
     async def ask(self, method: str, request: Message, *, seconds_max: float) -> Any:
@@ -179,6 +210,8 @@ class GrpcPeer:
             answer = await method(request, timeout=seconds_max, metadata=self._metadata())
         except aio.AioRpcError as error:
             raise OwnerUnreachableError(f"node {self._node_id!r} did not answer: {_words(error)}") from error
+        except TokenFileError as error:
+            raise OwnerUnreachableError(f"node {self._node_id!r} cannot be asked: {error}") from error
         if answer is None:  # That is how grpc says that the answer does not parse.
             raise OwnerUnreachableError(f"node {self._node_id!r} gave an answer that does not parse")
         return answer
@@ -203,12 +236,14 @@ class GrpcPeer:
 class KnownPeers:
     """Nodes at addresses that never change, and others at addresses that are learned."""
 
-    def __init__(self, targets: Mapping[str, str], *, client_name: str) -> None:
+    def __init__(self, targets: Mapping[str, str], *, client_name: str, security: PeerSecurity = UNSECURED) -> None:
         """Know the gRPC target of some nodes for good; this node calls itself `client_name`."""
         self._targets = dict(targets)
         self._learned: dict[str, str] = {}
         self._client_name = client_name
-        self._peers: dict[str, tuple[str, GrpcPeer]] = {}
+        self._security = security
+        self._peers: dict[str, tuple[tuple[str, int], GrpcPeer]] = {}
+        """Each with the address, and the version of the certificates, that it was made for."""
         self._hanging_up: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -218,13 +253,13 @@ class KnownPeers:
     def find(self, node_id: str) -> GrpcPeer | None:
         """Return the node of this name, or None if nobody knows where it is."""
         target = self._targets.get(node_id) or self._learned.get(node_id)
-        called, peer = self._peers.get(node_id, ("", None))
-        if target is None or target == called:
+        made_for, peer = self._peers.get(node_id, (None, None))
+        if target is None or (target, self._security.version) == made_for:
             return peer
         if peer is not None:
             self._hang_up(peer)
-        peer = GrpcPeer(node_id, target, client_name=self._client_name)
-        self._peers[node_id] = target, peer
+        peer = GrpcPeer(node_id, target, client_name=self._client_name, security=self._security)
+        self._peers[node_id] = (target, self._security.version), peer
         return peer
 
     def neighbour(self, node_id: str) -> GrpcNeighbour | None:
@@ -235,14 +270,14 @@ class KnownPeers:
     def learn(self, targets: Mapping[str, str]) -> None:
         """Take these for the addresses of all other nodes, by their names, besides those that never change."""
         for node_id in self._learned.keys() - targets.keys() - self._targets.keys():
-            _, peer = self._peers.pop(node_id, ("", None))
+            _, peer = self._peers.pop(node_id, (None, None))
             if peer is not None:
                 self._hang_up(peer)
         self._learned = dict(targets)
 
     async def greet_at(self, target: str, *, seconds_max: float) -> Greeting:
         """Return who answers at an address; errors as for `Neighbour`."""
-        peer = GrpcPeer("", target, client_name=self._client_name)
+        peer = GrpcPeer("", target, client_name=self._client_name, security=self._security)
         try:
             return await GrpcNeighbour(peer).greet(seconds_max=seconds_max)
         finally:
@@ -257,7 +292,7 @@ class KnownPeers:
             await peer.close()
 
     def _hang_up(self, peer: GrpcPeer) -> None:
-        """Hang up once nobody can be speaking any more: a node that has moved may still be sending bytes."""
+        """Hang up once nobody can be speaking any more: bytes may still be coming."""
         task = asyncio.get_running_loop().create_task(_close_later(peer))
         self._hanging_up.add(task)
         task.add_done_callback(self._hanging_up.discard)

@@ -6,13 +6,18 @@ gathered before they are encrypted, and scattered after they were decrypted; lar
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from kvbridge.link import tcp
 from kvbridge.link.waiting import readable, writable
+
+_log = logging.getLogger(__name__)
 
 RECORD_BYTES = 16_384
 """What one record holds at most."""
@@ -112,17 +117,36 @@ async def secured(
     Raises:
         OSError: the other side went away, or its certificate is not good.
     """
-    wrapped = SecuredConnection(
-        context.wrap_socket(
-            connection, server_side=server_name is None, server_hostname=server_name, do_handshake_on_connect=False
+    try:
+        wrapped = SecuredConnection(
+            context.wrap_socket(
+                connection, server_side=server_name is None, server_hostname=server_name, do_handshake_on_connect=False
+            )
         )
-    )
+    except BaseException:
+        connection.close()
+        raise
     try:
         await _shake_hands(wrapped)
     except BaseException:
         wrapped.close()
         raise
     return wrapped
+
+
+async def connect(
+    host: str, port: int, *, context: ssl.SSLContext | None, server_name: str, seconds_max: float
+) -> socket.socket | SecuredConnection | None:
+    """Return a connection to another node's port for bytes, or None if there is none to be had that is secured."""
+    try:
+        async with asyncio.timeout(seconds_max):
+            connection = await tcp.connect(host, port, seconds_max=seconds_max)
+            if connection is None or context is None:
+                return connection
+            return await secured(connection, context, server_name=server_name)
+    except (OSError, TimeoutError) as error:
+        _log.warning("the port for bytes cannot be used", extra={"host": host, "port": port, "problem": str(error)})
+        return None
 
 
 async def _shake_hands(wrapped: SecuredConnection) -> None:
