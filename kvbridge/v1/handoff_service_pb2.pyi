@@ -73,6 +73,34 @@ HANDOFF_QUALITY_BAD: HandoffQuality.ValueType  # 2
 """Worse than with the text."""
 Global___HandoffQuality: _TypeAlias = HandoffQuality  # noqa: Y015
 
+class _PrefetchState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PrefetchStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PrefetchState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PREFETCH_STATE_UNSPECIFIED: _PrefetchState.ValueType  # 0
+    """Not set."""
+    PREFETCH_STATE_STARTED: _PrefetchState.ValueType  # 1
+    """It is being brought over."""
+    PREFETCH_STATE_HERE: _PrefetchState.ValueType  # 2
+    """It is here already."""
+    PREFETCH_STATE_REFUSED: _PrefetchState.ValueType  # 3
+    """It cannot be brought over."""
+
+class PrefetchState(_PrefetchState, metaclass=_PrefetchStateEnumTypeWrapper):
+    """What is done about a payload that was asked for beforehand."""
+
+PREFETCH_STATE_UNSPECIFIED: PrefetchState.ValueType  # 0
+"""Not set."""
+PREFETCH_STATE_STARTED: PrefetchState.ValueType  # 1
+"""It is being brought over."""
+PREFETCH_STATE_HERE: PrefetchState.ValueType  # 2
+"""It is here already."""
+PREFETCH_STATE_REFUSED: PrefetchState.ValueType  # 3
+"""It cannot be brought over."""
+Global___PrefetchState: _TypeAlias = PrefetchState  # noqa: Y015
+
 @_typing.final
 class ReserveRequest(_message.Message):
     """Asks for a slot."""
@@ -1092,6 +1120,94 @@ class ReportResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015
+
+@_typing.final
+class PrefetchRequest(_message.Message):
+    """Asks for payloads that a consumer of this node will want."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    WITHIN_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Required. Chosen by the client; the same id again gives the same answer."""
+    @_builtins.property
+    def payloads(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.PayloadReference]:
+        """Required. Which payloads, by handoff reference."""
+
+    @_builtins.property
+    def within(self) -> _duration_pb2.Duration:
+        """When they are wanted, from now on: what could not be here by then, by the node's own measurements, is refused at once."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        payloads: _abc.Iterable[_types_pb2.PayloadReference] | None = ...,
+        within: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["within", b"within"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payloads", b"payloads", "request_id", b"request_id", "within", b"within"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchRequest: _TypeAlias = PrefetchRequest  # noqa: Y015
+
+@_typing.final
+class PrefetchResponse(_message.Message):
+    """What becomes of each payload, as far as that is known at once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def payloads(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prefetched]:
+        """One for each payload, in the order that was asked for."""
+
+    def __init__(
+        self,
+        *,
+        payloads: _abc.Iterable[Global___Prefetched] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payloads", b"payloads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchResponse: _TypeAlias = PrefetchResponse  # noqa: Y015
+
+@_typing.final
+class Prefetched(_message.Message):
+    """What becomes of one payload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    state: Global___PrefetchState.ValueType
+    """What is done."""
+    reason: _types_pb2.Reason.ValueType
+    """Why nothing is done; unspecified otherwise."""
+    detail: _builtins.str
+    """The same for people."""
+    def __init__(
+        self,
+        *,
+        state: Global___PrefetchState.ValueType = ...,
+        reason: _types_pb2.Reason.ValueType = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prefetched: _TypeAlias = Prefetched  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):

@@ -64,6 +64,11 @@ class HandoffServiceStub(object):
                 request_serializer=kvbridge_dot_v1_dot_handoff__service__pb2.AcquireRequest.SerializeToString,
                 response_deserializer=kvbridge_dot_v1_dot_handoff__service__pb2.AcquireResponse.FromString,
                 _registered_method=True)
+        self.Prefetch = channel.unary_unary(
+                '/kvbridge.v1.HandoffService/Prefetch',
+                request_serializer=kvbridge_dot_v1_dot_handoff__service__pb2.PrefetchRequest.SerializeToString,
+                response_deserializer=kvbridge_dot_v1_dot_handoff__service__pb2.PrefetchResponse.FromString,
+                _registered_method=True)
         self.Download = channel.unary_stream(
                 '/kvbridge.v1.HandoffService/Download',
                 request_serializer=kvbridge_dot_v1_dot_handoff__service__pb2.DownloadRequest.SerializeToString,
@@ -134,6 +139,13 @@ class HandoffServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prefetch(self, request, context):
+        """Begins to bring payloads of other nodes over before anybody acquires them. It gives no lease.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Download(self, request, context):
         """Streams the canonical bytes of a leased payload.
         """
@@ -196,6 +208,11 @@ def add_HandoffServiceServicer_to_server(servicer, server):
                     servicer.Acquire,
                     request_deserializer=kvbridge_dot_v1_dot_handoff__service__pb2.AcquireRequest.FromString,
                     response_serializer=kvbridge_dot_v1_dot_handoff__service__pb2.AcquireResponse.SerializeToString,
+            ),
+            'Prefetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prefetch,
+                    request_deserializer=kvbridge_dot_v1_dot_handoff__service__pb2.PrefetchRequest.FromString,
+                    response_serializer=kvbridge_dot_v1_dot_handoff__service__pb2.PrefetchResponse.SerializeToString,
             ),
             'Download': grpc.unary_stream_rpc_method_handler(
                     servicer.Download,
@@ -363,6 +380,33 @@ class HandoffService(object):
             '/kvbridge.v1.HandoffService/Acquire',
             kvbridge_dot_v1_dot_handoff__service__pb2.AcquireRequest.SerializeToString,
             kvbridge_dot_v1_dot_handoff__service__pb2.AcquireResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvbridge.v1.HandoffService/Prefetch',
+            kvbridge_dot_v1_dot_handoff__service__pb2.PrefetchRequest.SerializeToString,
+            kvbridge_dot_v1_dot_handoff__service__pb2.PrefetchResponse.FromString,
             options,
             channel_credentials,
             insecure,

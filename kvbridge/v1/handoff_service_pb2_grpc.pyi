@@ -48,6 +48,8 @@ class HandoffServiceStub:
     """Publishes a payload by value: one header, its canonical bytes in chunks, and one finish."""
     Acquire: _grpc.UnaryUnaryMultiCallable[_handoff_service_pb2.AcquireRequest, _handoff_service_pb2.AcquireResponse]
     """Answers with a lease on verified tensors, or with a text-fallback directive and its reason."""
+    Prefetch: _grpc.UnaryUnaryMultiCallable[_handoff_service_pb2.PrefetchRequest, _handoff_service_pb2.PrefetchResponse]
+    """Begins to bring payloads of other nodes over before anybody acquires them. It gives no lease."""
     Download: _grpc.UnaryStreamMultiCallable[_handoff_service_pb2.DownloadRequest, _handoff_service_pb2.DownloadResponse]
     """Streams the canonical bytes of a leased payload."""
     Renew: _grpc.UnaryUnaryMultiCallable[_handoff_service_pb2.RenewRequest, _handoff_service_pb2.RenewResponse]
@@ -79,6 +81,8 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     """Publishes a payload by value: one header, its canonical bytes in chunks, and one finish."""
     Acquire: _aio.UnaryUnaryMultiCallable[_handoff_service_pb2.AcquireRequest, _handoff_service_pb2.AcquireResponse]  # type: ignore[assignment]
     """Answers with a lease on verified tensors, or with a text-fallback directive and its reason."""
+    Prefetch: _aio.UnaryUnaryMultiCallable[_handoff_service_pb2.PrefetchRequest, _handoff_service_pb2.PrefetchResponse]  # type: ignore[assignment]
+    """Begins to bring payloads of other nodes over before anybody acquires them. It gives no lease."""
     Download: _aio.UnaryStreamMultiCallable[_handoff_service_pb2.DownloadRequest, _handoff_service_pb2.DownloadResponse]  # type: ignore[assignment]
     """Streams the canonical bytes of a leased payload."""
     Renew: _aio.UnaryUnaryMultiCallable[_handoff_service_pb2.RenewRequest, _handoff_service_pb2.RenewResponse]  # type: ignore[assignment]
@@ -137,6 +141,14 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_handoff_service_pb2.AcquireResponse, _abc.Awaitable[_handoff_service_pb2.AcquireResponse]]:
         """Answers with a lease on verified tensors, or with a text-fallback directive and its reason."""
+
+    @_abc_1.abstractmethod
+    def Prefetch(
+        self,
+        request: _handoff_service_pb2.PrefetchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_handoff_service_pb2.PrefetchResponse, _abc.Awaitable[_handoff_service_pb2.PrefetchResponse]]:
+        """Begins to bring payloads of other nodes over before anybody acquires them. It gives no lease."""
 
     @_abc_1.abstractmethod
     def Download(
