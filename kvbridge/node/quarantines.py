@@ -21,7 +21,7 @@ from kvbridge.core.descriptor import PayloadReference, PayloadSpec
 from kvbridge.core.errors import InvalidFieldError, UnknownReferenceError
 from kvbridge.core.events import PayloadQuarantined, PayloadRevoked
 from kvbridge.core.handoff_reference import is_handoff_reference, lineage
-from kvbridge.core.ledger import Grant, Ledger, Payload, PayloadEnded
+from kvbridge.core.ledger import Grant, Ledger, Payload, PayloadEnded, Tombstone
 from kvbridge.core.ledger.states import PENDING_STATES
 from kvbridge.core.provenance import Provenance, ProvenanceLimits, Receipt
 from kvbridge.core.quarantine import Quarantine, Quarantines, Target, Touched
@@ -312,6 +312,7 @@ class QuarantineKeeper:
 
     def _ended(self, tenancy: Tenancy, ended: PayloadEnded) -> None:
         """Note the end of a payload, and tell those who hold it if its tensors were found bad."""
+        self._texts.ended(tenancy, ended, self._refusal)
         provenance = self._books[tenancy.tenant].provenance
         provenance.end(self._known_as(ended.reference), life=ended.reference, now=self._clock())
         origin = provenance.find(self._known_as(ended.reference))
@@ -322,6 +323,10 @@ class QuarantineKeeper:
             holders = {receipt.client_id for receipt in origin.receipts.values() if self._is_live(ledger, receipt)}
         for client_id in holders:
             self._watchers.tell(client_id, event)
+
+    def _refusal(self, tenant: str, ended: Tombstone) -> str | None:
+        """Say why an ended payload is refused whatever it ended by, or None."""
+        return self.problem(tenant, ended.reference, ended.model, None, ())
 
     def _is_live(self, ledger: Ledger, receipt: Receipt) -> bool:
         left = ledger.lease_seconds_left(now=self._clock(), client_id=receipt.client_id, token=receipt.lease_token)

@@ -26,6 +26,8 @@ _SETTLE_SECONDS_MAX = 5.0
 Recalled: TypeAlias = Mapping[PayloadReference, Tombstone]
 """What is remembered of payloads that no ledger knows, by how they were asked for."""
 NOTHING: Recalled = {}
+Refusal: TypeAlias = Callable[[str, Tombstone], str | None]
+"""Says what about a tenant's ended payload is quarantined."""
 
 
 class Texts:
@@ -41,8 +43,6 @@ class Texts:
             self.store = TextStore(
                 config.text_store, bytes_max=config.text_store_bytes_max, seconds=config.text_store_seconds
             )
-            for tenancy in tenancies.values():
-                tenancy.on_ended.append(self._ended)
 
     def __repr__(self) -> str:
         """Show where they are kept."""
@@ -79,6 +79,22 @@ class Texts:
         )
         self.store.put(Noted(tenant=tenant, reference=payload.reference, text=text))
 
+    def ended(self, tenancy: Tenancy, ended: PayloadEnded, refusal: Refusal) -> None:
+        """Note why a payload ended, or that it is quarantined, as it may have been before it ended.
+
+        If it was never committed, this is the first that is kept of it.
+        """
+        if self.store is None or is_handoff_reference(ended.reference.key):
+            return
+        with tenancy.ledger() as ledger:
+            stone = ledger.tombstone(ended.reference)
+        text, refused = None, None
+        if stone is not None:
+            text = KeptText(reference=stone.reference, model=stone.model, fallback=stone.fallback, tokens=stone.tokens)
+            refused = refusal(tenancy.tenant, stone)
+        reason, detail = (ended.reason, ended.detail) if refused is None else (Reason.QUARANTINED, refused)
+        self._note_end(tenancy.tenant, ended.reference, reason, detail, text)
+
     def quarantined(self, tenant: str, touched: Iterable[Touched]) -> bool:
         """Note which payloads are refused, had they ended before or not, and tell whether that will be written."""
         if self.store is None:
@@ -90,18 +106,6 @@ class Texts:
     async def settle(self) -> bool:
         """Wait until what was noted so far is on disk, and tell whether it is."""
         return self.store is None or await self.store.settle(_SETTLE_SECONDS_MAX)
-
-    def _ended(self, tenancy: Tenancy, ended: PayloadEnded) -> None:
-        """Note why a payload ended; if it was never committed, this is the first that is kept of it."""
-        assert self.store is not None
-        if is_handoff_reference(ended.reference.key):
-            return
-        with tenancy.ledger() as ledger:
-            stone = ledger.tombstone(ended.reference)
-        text = None
-        if stone is not None:
-            text = KeptText(reference=stone.reference, model=stone.model, fallback=stone.fallback, tokens=stone.tokens)
-        self._note_end(tenancy.tenant, ended.reference, ended.reason, ended.detail, text)
 
     def _note_end(
         self, tenant: str, reference: PayloadReference, reason: Reason, detail: str, text: KeptText | None = None

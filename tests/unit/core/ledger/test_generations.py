@@ -161,3 +161,21 @@ def test_an_expired_reservation_uncovers_what_was_there_before() -> None:
     desk.wait(RESERVATION_SECONDS)
     assert desk.payload().reference.generation == 1
     assert desk.has_ended(generation=2)
+
+
+def test_generations_go_on_above_those_of_an_earlier_life() -> None:
+    """For keys that were known then and for those that were not; nothing is found under what came before."""
+    desk = Desk()
+    desk.ledger.number_above(1000)
+    desk.ledger.number_above(10)  # Never back.
+    assert generations(desk, "a") == generations(desk, "b") == [1001, 1002, 1003]
+    assert desk.find("a", 1) is desk.find("a", 1000) is None
+    assert desk.payload("a").reference.generation == 1003
+
+
+def test_nothing_is_numbered_anew_once_there_is_something() -> None:
+    """That would be two orders under one key."""
+    desk = Desk()
+    desk.reserve()
+    with pytest.raises(AssertionError):
+        desk.ledger.number_above(5)
