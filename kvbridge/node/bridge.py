@@ -161,15 +161,20 @@ class Bridge:
         await self.texts.start()
         self.containment.quarantines.load()
         await self.catalog.start()
+        self._looking = [self.catalog.look_soon, self.access.look_soon]
         await self.access.start()
         self.observation.start()
         self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="kvbridge-housekeeping")
         self._housekeeper.add_done_callback(_report_failure)
 
     def look_soon(self) -> None:
-        """Read the files of the catalog and of access again, without waiting for the next poll."""
-        self.catalog.look_soon()
-        self.access.look_soon()
+        """Read all files that are watched again, without waiting for the next poll."""
+        for look_soon in self._looking:
+            look_soon()
+
+    def also_look_soon(self, look_soon: Callable[[], None]) -> None:
+        """Call this, too, when files are to be read again."""
+        self._looking.append(look_soon)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Give no new leases, wait for the live ones, and tell whether all came home in time."""

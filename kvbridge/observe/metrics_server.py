@@ -10,14 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from asyncio import StreamReader, StreamWriter
+import ssl
+from asyncio import StreamReader, StreamReaderProtocol, StreamWriter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from kvbridge.tls import subjects_of
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +34,22 @@ HEAD_BYTES_MAX = 8192
 """Longest request head."""
 _OPENMETRICS_END = b"# EOF\n"
 _PLAIN = "text/plain; charset=utf-8"
+_CHALLENGE = "WWW-Authenticate: Bearer\r\n"
+_ACCEPT_AGAIN_SECONDS = 1.0
 
 _Encoder: TypeAlias = Callable[[Collector], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requester:
+    """What a request brings along to prove who makes it."""
+
+    authorization: str = field(default="", repr=False)
+    """Its `Authorization` header; empty without one."""
+    encrypted: bool = False
+    """Whether it came by TLS."""
+    subjects: frozenset[str] = frozenset()
+    """The names in its certificate, which has been verified."""
 
 
 class MetricsServer:
@@ -42,13 +61,21 @@ class MetricsServer:
         *,
         is_serving: Callable[[], bool],
         request_seconds_max: float = REQUEST_SECONDS_MAX,
+        guard: Callable[[Requester], HTTPStatus] | None = None,
+        context: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
-        """Show `metrics`; `is_serving` decides what `/healthz` says."""
+        """Show `metrics`; `is_serving` decides what `/healthz` says.
+
+        `guard` says whether a scrape is answered, and `context` what secures the next connection.
+        """
         self._shown = metrics
         self._is_serving = is_serving
         self._request_seconds_max = request_seconds_max
-        self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[Any], StreamWriter] = {}
+        self._guard = guard
+        self._context = context
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         """Show how many connections there are."""
@@ -63,65 +90,101 @@ class MetricsServer:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, int(port)), family=family)
-        self._server = await asyncio.start_server(self._serve, sock=listener, limit=HEAD_BYTES_MAX)
-        bound: int = listener.getsockname()[1]
+        self._listener = socket.create_server((host, int(port)), family=family)
+        self._listener.setblocking(False)  # noqa: FBT003 - it takes no name
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(self._listener))
+        bound: int = self._listener.getsockname()[1]
         return bound
 
     async def close(self) -> None:
         """Stop listening, and break off what is under way."""
-        if self._server is None:
+        if self._listener is None or self._accepting is None:
             return
-        self._server.close()
-        tasks = list(self._connections)
-        for writer in self._connections.values():
-            writer.transport.abort()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._server.wait_closed()
-        self._server = None
+        for task in (self._accepting, *self._connections):
+            task.cancel()
+        await asyncio.gather(self._accepting, *self._connections, return_exceptions=True)
+        self._listener.close()
+        self._listener = None
 
-    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None, self
-        if len(self._connections) >= CONNECTIONS_MAX:
-            writer.transport.abort()
-            return
-        self._connections[task] = writer
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:  # Such as no descriptor left.
+                _log.warning("a scrape could not be accepted", extra={"problem": str(error)})
+                await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
+                continue
+            if len(self._connections) >= CONNECTIONS_MAX:
+                connection.close()
+                continue
+            task = loop.create_task(self._serve(connection))
+            self._connections.add(task)
+            task.add_done_callback(partial(self._forget, connection))
+
+    def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        connection.close()  # Its transport has let go of it by now, if it ever had one.
+
+    async def _serve(self, connection: socket.socket) -> None:
+        writer: StreamWriter | None = None
         try:
             async with asyncio.timeout(self._request_seconds_max):
+                reader, writer = await self._opened(connection)
                 await self._answer(reader, writer)
         except (TimeoutError, OSError, EOFError):
-            writer.transport.abort()
+            pass
         finally:
-            del self._connections[task]
+            if writer is not None:
+                writer.transport.abort()
+
+    async def _opened(self, connection: socket.socket) -> tuple[StreamReader, StreamWriter]:
+        """Return the streams of a connection, which is secured by what secures connections now."""
+        loop = asyncio.get_running_loop()
+        reader = StreamReader(limit=HEAD_BYTES_MAX, loop=loop)
+        protocol = StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._context())
+        return reader, StreamWriter(transport, protocol, reader, loop)
 
     async def _answer(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Read one request, answer it, and wait until the client has it all."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            writer.write(await self._response(head.decode("latin-1")))
+            writer.write(await self._response(head.decode("latin-1"), writer.get_extra_info("ssl_object")))
         except asyncio.LimitOverrunError:
             writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long\n"))
         writer.close()
         await writer.wait_closed()
 
-    async def _response(self, head: str) -> bytes:
+    async def _response(self, head: str, tls: ssl.SSLObject | None) -> bytes:
         request, *headers = head.split("\r\n")
         method, _, rest = request.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         if method not in {"GET", "HEAD"}:
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD\n")
-        response = await self._page(path, headers)
+        response = await self._page(path, headers, tls)
         return response if method == "GET" else response[: response.index(b"\r\n\r\n") + 4]
 
-    async def _page(self, path: str, headers: list[str]) -> bytes:
+    async def _page(self, path: str, headers: list[str], tls: ssl.SSLObject | None) -> bytes:
         if path == "/metrics":
-            return await self._metrics(_header(headers, "accept"))
+            return self._refusal(headers, tls) or await self._metrics(_header(headers, "accept"))
         if path == "/healthz":
             serving = self._is_serving()
             status = HTTPStatus.OK if serving else HTTPStatus.SERVICE_UNAVAILABLE
             return _response(status, "serving\n" if serving else "draining\n")
         return _response(HTTPStatus.NOT_FOUND, "there are /metrics and /healthz\n")
+
+    def _refusal(self, headers: list[str], tls: ssl.SSLObject | None) -> bytes | None:
+        """Return what whoever may not read the metrics gets."""
+        if self._guard is None:
+            return None
+        requester = Requester(
+            authorization=_header(headers, "authorization"),
+            encrypted=tls is not None,
+            subjects=frozenset() if tls is None else subjects_of(tls),
+        )
+        status = self._guard(requester)
+        return None if status is HTTPStatus.OK else _response(status, "the metrics are not for everybody\n")
 
     async def _metrics(self, accept: str) -> bytes:
         encoder, content_type = _encoder(accept)
@@ -170,6 +233,7 @@ def _response(status: HTTPStatus, body: str | bytes, content_type: str = _PLAIN)
     content = body.encode() if isinstance(body, str) else body
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\n"
+        f"{_CHALLENGE if status is HTTPStatus.UNAUTHORIZED else ''}"
         f"Content-Type: {content_type}\r\n"
         f"Content-Length: {len(content)}\r\n"
         "Connection: close\r\n\r\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,10 +15,12 @@ from kvbridge.core.access import Proofs
 from kvbridge.core.errors import BridgeError
 from kvbridge.core.layout import slot_layout
 from kvbridge.link import tcp
+from kvbridge.link.secured import SecuredConnection, secured
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.identity import Client
 from kvbridge.node.streams import canonical_chunks
 from kvbridge.server.access import AccessControl, transport_of_host
+from kvbridge.tls import subjects_of
 
 CONNECTIONS_MAX = 256
 """Most connections at once; more are closed at once, and their nodes come by gRPC."""
@@ -34,11 +37,14 @@ _log = logging.getLogger(__name__)
 class BulkSocketServer:
     """Sends leased payloads."""
 
-    def __init__(self, bridge: Bridge) -> None:
-        """Send from the memory of `bridge`."""
+    def __init__(
+        self, bridge: Bridge, control: AccessControl, *, context: Callable[[], ssl.SSLContext | None] = lambda: None
+    ) -> None:
+        """Send from the memory of `bridge` to whom `control` lets in; `context` secures the next connection."""
         self.port = 0
         self._bridge = bridge
-        self._control = AccessControl(bridge.access, bridge.sessions)
+        self._control = control
+        self._context = context
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,7 +84,7 @@ class BulkSocketServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listener)
+                connection, (host, *_) = await loop.sock_accept(listener)
             except OSError as error:  # Such as no descriptor left: whoever asked comes by gRPC.
                 _log.warning("a connection for bytes could not be accepted", extra={"problem": str(error)})
                 await asyncio.sleep(_LOOK_SECONDS)
@@ -86,24 +92,44 @@ class BulkSocketServer:
             if len(self._tasks) > CONNECTIONS_MAX:
                 connection.close()
                 continue
-            self._begin(self._serve(connection))
+            self._begin(self._serve(connection, host))
 
-    async def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WINDOW_BYTES)
+    async def _serve(self, connection: socket.socket, host: str) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WINDOW_BYTES)
+        try:
+            async with asyncio.timeout(_REQUEST_SECONDS_MAX):
+                taken = await self._secured(connection)
+        except (OSError, TimeoutError) as error:
+            _log.info("a connection for bytes could not be secured", extra={"problem": str(error)})
+            return
+        with taken:
             try:
                 async with asyncio.timeout(_REQUEST_SECONDS_MAX):
-                    request = await tcp.read_request(connection)
-                source = LeasedSource(self._bridge, partial(self._admit, connection, request), request.lease_token)
-                await tcp.send(connection, source.remaining_bytes, source, look_seconds=_LOOK_SECONDS)
+                    request = await tcp.read_request(taken)
+                admit = partial(self._admit, _proofs(taken, request, host), request)
+                source = LeasedSource(self._bridge, admit, request.lease_token)
+                await tcp.send(taken, source.remaining_bytes, source, look_seconds=_LOOK_SECONDS)
             except (BridgeError, OSError, TimeoutError) as error:
                 # The other node finds its connection closed, and the lease answers everything else.
                 _log.info("a stream of bytes ended early", extra={"problem": str(error)})
 
-    def _admit(self, connection: socket.socket, request: tcp.BulkRequest) -> Client:
+    async def _secured(self, connection: socket.socket) -> socket.socket | SecuredConnection:
+        context = self._context()
+        return connection if context is None else await secured(connection, context)
+
+    def _admit(self, proofs: Proofs, request: tcp.BulkRequest) -> Client:
         """Return who asks; errors as for `AccessControl.admit`."""
-        proofs = Proofs(transport=transport_of_host(connection.getpeername()[0]), token=request.bearer or None)
         return self._control.admit_proved(_METHOD, proofs, tenant=request.tenant, name=request.client_name)
+
+
+def _proofs(taken: socket.socket | SecuredConnection, request: tcp.BulkRequest, host: str) -> Proofs:
+    tls = taken.tls if isinstance(taken, SecuredConnection) else None
+    return Proofs(
+        transport=transport_of_host(host),
+        encrypted=tls is not None,
+        token=request.bearer or None,
+        subjects=() if tls is None else tuple(sorted(subjects_of(tls))),
+    )
 
 
 class LeasedSource:

@@ -18,7 +18,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kvbridge.config import BridgeConfig
+from kvbridge.config import BridgeConfig, is_loopback
 from kvbridge.core.errors import BridgeError
 from kvbridge.link.grpc_peer import KnownPeers
 from kvbridge.memory.descriptor_port import DescriptorSocketLimits
@@ -28,6 +28,7 @@ from kvbridge.node.attachments import AttachmentPort
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.identity import PEER_PREFIX
 from kvbridge.observe.metrics_server import MetricsServer
+from kvbridge.observe.tls_metrics import TlsMetrics
 from kvbridge.server.access import AccessControl
 from kvbridge.server.answers import Answers
 from kvbridge.server.bulk import BulkServicer
@@ -37,7 +38,9 @@ from kvbridge.server.handoff import HandoffServicer
 from kvbridge.server.inspect import InspectServicer
 from kvbridge.server.interceptor import CallInterceptor
 from kvbridge.server.live_calls import LiveCalls
+from kvbridge.server.metrics_access import metrics_guard
 from kvbridge.server.peers import PeerServicer
+from kvbridge.server.security import Security
 from kvbridge.server.sockets import directory_mode, make_directory, open_socket, private_files
 from kvbridge.v1 import catalog_service_pb2, handoff_service_pb2, inspect_service_pb2, peer_service_pb2
 from kvbridge.v1.catalog_service_pb2_grpc import add_CatalogServiceServicer_to_server
@@ -63,6 +66,7 @@ _STOP_GRACE_SECONDS = 1.0
 _OLDEST_COLLECTED_EVERY = 500
 """Collections of the middle generation between two of the oldest, which holds the records of the journal."""
 _KEEPALIVE_MILLISECONDS = 20_000
+_HANDSHAKE_MILLISECONDS_MAX = 10_000
 
 
 class BindError(BridgeError):
@@ -95,15 +99,25 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         SocketPathError: the descriptor socket cannot be made.
         CatalogFileError: the catalog's file holds what cannot run.
         AccessFileError: the access file holds what cannot be used.
+        TlsFileError: a certificate, key or authority cannot be used.
+        TokenFileError: the file of the token for other nodes holds none.
     """
     access = AccessKeeper.of(config)
     make_directory(config)
     shown = config.node_id[:_NODE_ID_CHARACTERS_SHOWN]
     name = f"{PEER_PREFIX}{shown}.{secrets.token_urlsafe(_NODE_NAME_BYTES)}"
-    peers = KnownPeers(config.peer_targets(), client_name=name)
+    security = Security(config)
+    peers = KnownPeers(config.peer_targets(), client_name=name, security=security.peers)
     bridge = Bridge(config, peers=peers, access=access)
-    metrics = MetricsServer(bridge.observation.metrics, is_serving=lambda: not bridge.draining)
-    bulk = BulkSocketServer(bridge)
+    bridge.observation.metrics.registry.register(TlsMetrics(security.standings))
+    metrics = MetricsServer(
+        bridge.observation.metrics.registry,
+        is_serving=lambda: not bridge.draining,
+        guard=metrics_guard(config, access),
+        context=lambda: None if is_loopback(config.metrics_listen) else security.http_context(),
+    )
+    control = AccessControl(bridge.access, bridge.sessions)
+    bulk = BulkSocketServer(bridge, control, context=security.bulk_context)
     descriptors = DescriptorServer(
         config.descriptor_socket,
         AttachmentPort(bridge),
@@ -115,9 +129,11 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         await descriptors.start()
         open_socket(config.descriptor_socket, config)
         await bridge.start()
+        security.start()
+        bridge.also_look_soon(security.look_soon)
         metrics_port = await _start_metrics(metrics, config.metrics_listen)
         bulk_port = _start_bulk(bulk, config.bulk_listen)
-        server, healthy, tcp_port = _build_server(bridge, bulk_port)
+        server, healthy, tcp_port = _build_server(bridge, bulk_port, security.server_credentials())
         await server.start()
         try:
             await _set_serving(healthy)
@@ -139,6 +155,7 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
             await server.stop(_STOP_GRACE_SECONDS)
             _remove_socket(config.socket)
     finally:
+        await security.close()
         await bulk.close()
         await descriptors.close()
         await metrics.close()
@@ -181,7 +198,9 @@ def _spare_pauses() -> None:
     gc.set_threshold(youngest, middle, _OLDEST_COLLECTED_EVERY)
 
 
-def _build_server(bridge: Bridge, bulk_port: int) -> tuple[aio.Server, HealthServicer, int | None]:
+def _build_server(
+    bridge: Bridge, bulk_port: int, credentials: grpc.ServerCredentials | None
+) -> tuple[aio.Server, HealthServicer, int | None]:
     config = bridge.config
     calls = LiveCalls()
     bridge.access.add_listener(calls.look_again)
@@ -195,6 +214,7 @@ def _build_server(bridge: Bridge, bulk_port: int) -> tuple[aio.Server, HealthSer
             # A client by value whose host is gone says nothing; without these its uploads would wait for hours.
             ("grpc.keepalive_time_ms", _KEEPALIVE_MILLISECONDS),
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_MILLISECONDS),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MILLISECONDS_MAX),
         ],
     )
     answers = Answers(config.answers_remembered_max, config.answer_bytes_remembered_max)
@@ -217,7 +237,7 @@ def _build_server(bridge: Bridge, bulk_port: int) -> tuple[aio.Server, HealthSer
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     if config.reflection:
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return server, healthy, _bind(server, config)
+    return server, healthy, _bind(server, config, credentials)
 
 
 def _bulk_handlers(bulk: BulkServicer) -> grpc.GenericRpcHandler[Any, Any]:
@@ -231,12 +251,12 @@ def _bulk_handlers(bulk: BulkServicer) -> grpc.GenericRpcHandler[Any, Any]:
     )
 
 
-def _bind(server: aio.Server, config: BridgeConfig) -> int | None:
+def _bind(server: aio.Server, config: BridgeConfig, credentials: grpc.ServerCredentials | None) -> int | None:
     _remove_socket(config.socket)
     with private_files():
         _add_port(server, f"unix:{config.socket}")
     open_socket(config.socket, config)
-    return _add_port(server, config.listen) if config.listen else None
+    return _add_port(server, config.listen, credentials) if config.listen else None
 
 
 async def _start_metrics(metrics: MetricsServer, address: str) -> int | None:
@@ -256,9 +276,12 @@ def _start_bulk(bulk: BulkSocketServer, address: str) -> int:
     return bulk.port
 
 
-def _add_port(server: aio.Server, address: str) -> int:
+def _add_port(server: aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
     try:
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise BindError(f"cannot listen on {address}: {error}") from error
     if not port:
