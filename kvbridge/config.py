@@ -55,6 +55,12 @@ _POSITIVE = frozenset(
 )
 """Durations that nothing could be done within if they were 0."""
 _POSITIVE_SECONDS_MIN = 0.001
+_DIRECTORY_DURATIONS = (
+    "directory_ttl_seconds",
+    "directory_key_ttl_seconds",
+    "directory_timeout_seconds",
+    "heartbeat_seconds",
+)
 _ROOT_UID = 0
 _SOCKET_MODE = re.compile(r"0?6[0-7][0-7]")
 """Modes under which the node's own user can open a socket."""
@@ -230,6 +236,20 @@ class BridgeConfig:
     """How long after its last answer another node is taken not to have been restarted."""
     peer_stall_seconds: float = 5.0
     """How long another node may send nothing while its bytes are awaited."""
+    directory: str = field(default="", repr=False)
+    """Where other nodes are: static, dns:HOST:PORT, redis://HOST:PORT/DB or none; empty for static with `peers`."""
+    directory_prefix: str = "kvbridge"
+    """Starts every key in Redis; nodes with another one know nothing of each other."""
+    directory_ttl_seconds: float = 10.0
+    """How long a directory remembers a node that is not heard of; names are resolved twice in this time."""
+    directory_key_ttl_seconds: float = 300.0
+    """How long a directory remembers a key; each is announced again three times in this time."""
+    directory_timeout_seconds: float = 0.25
+    """How long a directory, or a node that is asked for keys in its stead, may take to answer."""
+    heartbeat_seconds: float = 1.0
+    """How often the directory and every other node hear of this one."""
+    advertise: str = ""
+    """Address at which other nodes reach this one, told to the directory; empty for `listen`."""
     upload_seconds_max: float = 600.0
     """How long one upload may take."""
     chunk_bytes: int = 1 << 20
@@ -254,6 +274,7 @@ class BridgeConfig:
         self._check_socket_mode()
         self._check_tls()
         self._check_peers()
+        self._check_directory()
         for name in ("listen", "metrics_listen", "bulk_listen"):
             if getattr(self, name):
                 self._check_listen(name, getattr(self, name))
@@ -271,6 +292,36 @@ class BridgeConfig:
                 raise ConfigurationError(f"peers: {entry!r} must be NODE=HOST:PORT for another node, each once")
             targets[node_id] = target
         return targets
+
+    @property
+    def directory_in_force(self) -> str:
+        """Return which directory is used where none is named."""
+        return self.directory or ("static" if self.peers.split() else "none")
+
+    def may_call(self, target: str) -> bool:
+        """Tell whether another node may be called at an address that a directory has told."""
+        return self.pulls_by_tls or self.insecure or is_loopback(target)
+
+    def _check_directory(self) -> None:
+        kind, _, rest = self.directory_in_force.partition(":")
+        is_server = kind in {"redis", "rediss"}
+        if not (is_server or kind == "dns" or self.directory_in_force in {"none", "static", "memory"}):
+            raise ConfigurationError(
+                "directory: must be none, static, memory, dns:HOST:PORT, redis://HOST:PORT/DB or rediss://..."
+            )
+        for name in _DIRECTORY_DURATIONS:
+            self._check_range(name, getattr(self, name), _POSITIVE_SECONDS_MIN, DURATION_SECONDS_MAX)
+        if kind == "dns":
+            self._check_address("directory", rest)
+        if self.advertise:
+            self._check_address("advertise", self.advertise)
+        elif is_server and self.listen.rpartition(":")[0].strip("[]") in {"0.0.0.0", "::"}:  # noqa: S104 - it is refused
+            raise ConfigurationError("advertise: is required where listen names no address that other nodes can call")
+
+    def _check_address(self, name: str, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
+            raise ConfigurationError(f"{name}: must be HOST:PORT with a port of at most {PORT_MAX}, got {address!r}")
 
     def _check_listen(self, name: str, address: str) -> None:
         host, _, port = address.rpartition(":")
