@@ -137,14 +137,10 @@ class OrderBook:
         """Tell whether an order is remembered to have been lifted."""
         return order_id in self._lifted
 
-    def kill_switch(self) -> str | None:
-        """Return why every handoff is text, by the newest order that says so, or None."""
+    def kill_switch(self) -> Order | None:
+        """Return the newest order by which every handoff is text, or None."""
         engaged = [order for order in self._in_force.values() if isinstance(order.content, KillSwitchOrder)]
-        if not engaged:
-            return None
-        newest = max(engaged, key=lambda order: (order.issued_at, order.order_id))
-        assert isinstance(newest.content, KillSwitchOrder), newest
-        return newest.content.why
+        return max(engaged, key=lambda order: (order.issued_at, order.order_id), default=None)
 
     def add(self, order: Order, *, now: float) -> bool:
         """Put an order into force and tell whether that is news; `now` is Unix time.

@@ -99,6 +99,8 @@ class Origin:
     """What it is called where it can be leased, or is not committed yet: more than one for replicas of one payload."""
     ended_at: float | None = None
     """When the last of these ended; None while there is one."""
+    lent: bool = False
+    """Whether another node was lent it."""
     receipts: dict[str, Receipt] = field(default_factory=dict)
     """Who received it, by lease token, oldest first."""
     applied: dict[AlignerTag, None] = field(default_factory=dict)

@@ -136,6 +136,10 @@ class Quarantines:
         """Return how many are in force."""
         return len(self._in_force)
 
+    def __contains__(self, quarantine_id: str) -> bool:
+        """Tell whether a quarantine of this name is in force."""
+        return quarantine_id in self._in_force
+
     def in_force(self) -> tuple[Quarantine, ...]:
         """Return the quarantines in force, newest first."""
         return tuple(reversed(self._in_force.values()))

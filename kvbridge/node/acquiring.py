@@ -51,6 +51,13 @@ class Acquisition:
     arrived_at: float = field(default_factory=time.perf_counter)
     """When it arrived, by the performance counter."""
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Return what is left of the caller's time; None if it has no deadline."""
+        if self.deadline_seconds is None:
+            return None
+        return self.deadline_seconds - (time.perf_counter() - self.arrived_at)
+
 
 class Acquiring:
     """Answers acquires."""
@@ -135,7 +142,7 @@ class Acquiring:
         """
         kept: list[Part] = []
         references = [terms.reference for terms in asked.parts]
-        texts = await self._texts.recall(tenancy, references, seconds_max=self._seconds_left(asked))
+        texts = await self._texts.recall(tenancy, references, seconds_max=asked.seconds_left)
 
         def decide_all(foreign: ForeignByKey) -> list[Part]:
             return self._decide_all(asked, tenancy, foreign, texts, node_draining=is_draining())
@@ -147,7 +154,7 @@ class Acquiring:
             return [part.terms.reference.key for part in parts if part.passes and isinstance(part.found, Foreign)]
 
         def seconds_left() -> float | None:
-            return self._seconds_left(asked)
+            return asked.seconds_left
 
         keys = [terms.reference.key for terms in asked.parts]
         missing = await self._fetching.missing(tenancy, keys, seconds_left)
@@ -180,7 +187,7 @@ class Acquiring:
             tenant=tenancy.tenant,
             attached=asked.client.attached,
             verification=asked.verification,
-            deadline_seconds=self._seconds_left(asked),
+            deadline_seconds=asked.seconds_left,
         )
         passage = self._surroundings.passage(terms, found, made, now=self._clock())
         candidate = candidate_of(found, quarantine=passage.quarantine, node_draining=node_draining)
@@ -210,7 +217,7 @@ class Acquiring:
         """Check a leased part's bytes; it loses its lease if they are bad or late."""
         assert part.grant is not None, part
         assert isinstance(part.found, Payload), part
-        left = self._seconds_left(asked)
+        left = asked.seconds_left
         failure = await self._byte_checks.check(
             tenancy,
             part.found,
@@ -258,11 +265,6 @@ class Acquiring:
             self._give_back(asked.client, ledger, [part])
         ended = Candidate(known=True, ended=reason, ended_detail=detail)
         part.verdict = part.verdict.after(_ask(part.terms, ended, part.passage.conditions))
-
-    def _seconds_left(self, asked: Acquisition) -> float | None:
-        if asked.deadline_seconds is None:
-            return None
-        return asked.deadline_seconds - (time.perf_counter() - asked.arrived_at)
 
     def _end_shadows(self, asked: Acquisition, tenancy: Tenancy, parts: Sequence[Part]) -> None:
         shadows = [part for part in parts if part.grant is not None and part.verdict.failure is not None]

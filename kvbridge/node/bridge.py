@@ -23,6 +23,8 @@ from kvbridge.core.handoff_reference import SCHEME, HandoffReference, is_handoff
 from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Committed, Grant, Page, Payload, Rejected, Tombstone, Usage
 from kvbridge.core.plan import check_plan
+from kvbridge.directory import Directory
+from kvbridge.link.neighbour import Neighbours
 from kvbridge.link.port import NoPeers, Peers
 from kvbridge.memory.arena import ArenaSnapshot, HostArena
 from kvbridge.node.access import AccessKeeper
@@ -32,6 +34,7 @@ from kvbridge.node.background import Background
 from kvbridge.node.breakers import Breakers
 from kvbridge.node.byte_checks import NODE_CLIENT_ID, ByteChecks
 from kvbridge.node.catalog import CatalogKeeper
+from kvbridge.node.cluster import Cluster
 from kvbridge.node.containment import Containment
 from kvbridge.node.costs import CostKeeper
 from kvbridge.node.fetching import Fetching
@@ -71,12 +74,16 @@ class Bridge:
         config: BridgeConfig,
         *,
         peers: Peers | None = None,
+        neighbours: Neighbours | None = None,
+        directory: Directory | None = None,
         access: AccessKeeper | None = None,
         tenants: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_token: Callable[[], str] = lambda: secrets.token_urlsafe(_TOKEN_BYTES),
     ) -> None:
         """Make each tenant's arena; `peers` are the other nodes, and `clock` gives monotonic seconds.
+
+        With `neighbours`, who are the same, and a `directory` this node is one of several and not on its own.
 
         `access` says who may call, and which `tenants` there are unless they are named.
 
@@ -125,6 +132,18 @@ class Bridge:
             traffic=self.traffic,
         )
         self.replicas = self._new_replicas(peers or NoPeers())
+        self.cluster = Cluster(
+            config,
+            self._tenancies,
+            epoch=self.epoch,
+            containment=self.containment,
+            catalog=self.catalog,
+            replicas=self.replicas,
+            directory=directory,
+            neighbours=neighbours,
+            clock=clock,
+        )
+        self._sealing.on_committed = self.cluster.committed
         self._acquiring = Acquiring(
             clock=clock,
             surroundings=Surroundings(
@@ -142,6 +161,7 @@ class Bridge:
             journal=self.journal,
         )
         self.observation = Observation(self)
+        self._looking = [self.catalog.look_soon, self.access.look_soon]
 
     def __repr__(self) -> str:
         """Show what the node holds."""
@@ -161,8 +181,8 @@ class Bridge:
         await self.texts.start()
         self.containment.quarantines.load()
         await self.catalog.start()
-        self._looking = [self.catalog.look_soon, self.access.look_soon]
         await self.access.start()
+        self.cluster.begin()
         self.observation.start()
         self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="kvbridge-housekeeping")
         self._housekeeper.add_done_callback(_report_failure)
@@ -193,6 +213,7 @@ class Bridge:
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
+        await self.cluster.close()
         await self.catalog.close()
         await self.access.close()
         await self._background.settle()
@@ -283,6 +304,8 @@ class Bridge:
         asked = replace(asked, parts=tuple(self._by_own_name(terms) for terms in asked.parts))
         check_plan(asked.parts)
         self.sessions.require_alive(asked.client)
+        parts = await self.cluster.located(asked.parts, asked.client.tenant, seconds_left=asked.seconds_left)
+        asked = replace(asked, parts=parts)
         answer = await self._acquiring.acquire(asked, self._tenancy(asked.client), is_draining=lambda: self.draining)
         self._require_still_alive(asked.client)
         self.containment.handed(asked.client, answer)
@@ -304,7 +327,7 @@ class Bridge:
         """
         if tenant not in self._tenancies:
             return UNKNOWN
-        return lend(
+        answer = lend(
             self._tenancies[tenant],
             client,
             reference,
@@ -313,6 +336,9 @@ class Bridge:
             quarantine=partial(self.containment.quarantines.problem, tenant),
             node_draining=self.draining,
         )
+        if isinstance(answer, Lent):
+            self.containment.quarantines.lent(client, tenant, answer.grant)
+        return answer
 
     def payload_of_lease(self, client: Client, token: str) -> tuple[Payload, memoryview]:
         """Return a leased payload and its slot's bytes, which are safe to read until the next await.

@@ -59,6 +59,10 @@ class CatalogKeeper:
         self._running = RunningCatalog(catalog=Catalog(defaults=built_in), version=0, changed_at=clock())
         self._file_problem = ""
         self._switch_why: str | None = None
+        self._switch_order = ""
+        self._no_room: str | None = None
+        self._saving: set[asyncio.Task[None]] = set()
+        self.on_kill_switch: Callable[[str | None], str] = lambda _: ""
         self._switch_file = KillSwitchFile(switch_file) if switch_file else None
         self._switch_writing = asyncio.Lock()
         self._listeners: list[Callable[[Catalog], None]] = []
@@ -127,6 +131,8 @@ class CatalogKeeper:
         """Return why every handoff is text, or None if the kill switch is off."""
         if self._switch_why is not None:
             return self._switch_why
+        if self._no_room is not None:
+            return self._no_room
         return _DECLARED if self.catalog.kill_switch else None
 
     # Changes
@@ -162,7 +168,33 @@ class CatalogKeeper:
         self._switch_why = (why or _SET_WITHOUT_WHY) if engaged else None  # In force first, and kept second.
         _log.warning("kill switch %s", "on" if engaged else "off", extra={"why": why})
         self._swap(self.catalog)
+        self._switch_order = self.on_kill_switch(self._switch_why)
         return self.kill_switch_reason() is not None
+
+    def follow_kill_switch(self, why: str | None, *, order_id: str) -> None:
+        """Set the kill switch as other nodes have it, by the order of that name; it is saved a little later."""
+        if (why, order_id) == (self._switch_why, self._switch_order):
+            return
+        self._switch_why, self._switch_order = why, order_id
+        _log.warning("kill switch %s, as on other nodes", "off" if why is None else "on", extra={"why": why or ""})
+        self._swap(self.catalog)
+        task = asyncio.get_running_loop().create_task(self._save_followed())
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
+
+    def restored_kill_switch(self) -> tuple[str, str] | None:
+        """Return the name of the order, which may be empty, and why the kill switch has been on since the start."""
+        return None if self._switch_why is None else (self._switch_order, self._switch_why)
+
+    @property
+    def failed_closed(self) -> bool:
+        """Tell whether every handoff is text because something that must hold cannot."""
+        return self._no_room is not None
+
+    def fail_closed(self, why: str | None) -> None:
+        """Let every handoff be text because something that must hold cannot, or end that."""
+        self._no_room = why
+        self._swap(self.catalog)
 
     async def save_kill_switch(self) -> None:
         """Let the kill switch, as it was set, outlive the node, if there is a file for that.
@@ -174,7 +206,7 @@ class CatalogKeeper:
             return
         try:
             async with self._switch_writing:
-                await asyncio.to_thread(self._switch_file.write, self._switch_why)
+                await asyncio.to_thread(self._switch_file.write, self._switch_why, self._switch_order)
         except KillSwitchFileError as error:
             _log.exception("the kill switch is not persisted")
             raise NotPersistedError(f"the kill switch is set, but only until the node stops: {error}") from error
@@ -189,9 +221,16 @@ class CatalogKeeper:
         if self._switch_file is None:
             return
         self._switch_why = self._switch_file.read()
-        self._switch_file.write(self._switch_why)  # What cannot be written now could not be when it matters.
+        self._switch_order = self._switch_file.order_id
+        self._switch_file.write(
+            self._switch_why, self._switch_order
+        )  # What cannot be written now could not be when it matters.
         if self._switch_why is not None:
             _log.warning("kill switch on, as before the restart", extra={"why": self._switch_why})
+
+    async def _save_followed(self) -> None:
+        with suppress(NotPersistedError):  # It is in the log, and other nodes have it, too.
+            await self.save_kill_switch()
 
     async def _watch(self) -> None:
         assert self._watched is not None

@@ -27,6 +27,8 @@ class KillSwitchFile:
     def __init__(self, path: str) -> None:
         """Keep it at `path`, whose folder must exist."""
         self._path = Path(path)
+        self.order_id = ""
+        """By which order the kill switch was on when the file was read; empty if by none or nobody knows."""
 
     def __repr__(self) -> str:
         """Show where it is."""
@@ -46,33 +48,35 @@ class KillSwitchFile:
         except OSError as error:
             raise KillSwitchFileError(f"kill_switch_file: {error}") from error
         try:
-            return _decode(content)
+            why, self.order_id = _decode(content)
         except (KeyError, TypeError, ValueError) as error:
             raise KillSwitchFileError(
                 f"kill_switch_file: {self._path} does not hold a kill switch ({type(error).__name__}: {error}); "
                 "repair it, or remove it to start with the kill switch off"
             ) from error
+        return why
 
-    def write(self, why: str | None) -> None:
-        """Replace what is there.
+    def write(self, why: str | None, order_id: str = "") -> None:
+        """Replace what is there; `order_id` names the order that holds on all nodes, if there is one.
 
         Raises:
             KillSwitchFileError: it cannot be written; what was there before still is.
         """
-        content = json.dumps({"format": FORMAT, "engaged": why is not None, "why": why or ""}, indent=2).encode()
+        state = {"format": FORMAT, "engaged": why is not None, "why": why or ""}
+        content = json.dumps(state | ({"order": order_id} if order_id else {}), indent=2).encode()
         try:
             replace_durably(self._path, content)
         except OSError as error:
             raise KillSwitchFileError(f"kill_switch_file: {error}") from error
 
 
-def _decode(content: bytes) -> str | None:
+def _decode(content: bytes) -> tuple[str | None, str]:
     if len(content) > FILE_BYTES_MAX:
         raise ValueError(f"over {FILE_BYTES_MAX} bytes")
     state = json.loads(content)
     if state["format"] != FORMAT:
         raise ValueError(f"format {state['format']} is not {FORMAT}")
-    engaged, why = state["engaged"], state["why"]
-    if type(engaged) is not bool or type(why) is not str:
-        raise TypeError("engaged must be true or false, and why a string")
-    return why if engaged else None
+    engaged, why, order_id = state["engaged"], state["why"], state.get("order", "")
+    if type(engaged) is not bool or type(why) is not str or type(order_id) is not str:
+        raise TypeError("engaged must be true or false, why and order strings")
+    return (why, order_id) if engaged else (None, "")

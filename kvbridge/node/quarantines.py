@@ -15,7 +15,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from kvbridge.core.descriptor import PayloadReference, PayloadSpec
 from kvbridge.core.errors import InvalidFieldError, UnknownReferenceError
@@ -30,6 +31,7 @@ from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.node.answers import HandoffAnswer, Leased
 from kvbridge.node.identity import Client
 from kvbridge.node.quarantine_file import QuarantineFile, QuarantineFileError
+from kvbridge.node.quarantine_listener import QuarantineListener, Unheard
 from kvbridge.node.state_file import NotPersistedError
 from kvbridge.node.tenancy import Tenancy
 from kvbridge.node.texts import Texts
@@ -111,6 +113,8 @@ class QuarantineKeeper:
         self._file = QuarantineFile(path) if path else None
         self._texts = texts
         self._writing = asyncio.Lock()
+        self._saving: set[asyncio.Task[None]] = set()
+        self.listener: QuarantineListener = Unheard()
         for tenancy in tenancies.values():
             tenancy.on_ended.append(self._ended)
 
@@ -178,6 +182,16 @@ class QuarantineKeeper:
                 )
                 provenance.receive(self._known_as(part.grant.reference), receipt)
 
+    def lent(self, client: Client, tenant: str, grant: Grant) -> None:
+        """Note what another node is lent, so that it counts among those who received it."""
+        reference = self._known_as(grant.reference)
+        receipt = Receipt(client_id=client.client_id, handoff_id="", lease_token=grant.token, at=self._clock())
+        provenance = self._books[tenant].provenance
+        provenance.receive(reference, receipt)
+        origin = provenance.find(reference)
+        if origin is not None:
+            origin.lent = True
+
     def advance(self) -> None:
         """Forget what is past its window."""
         for tenant, book in self._books.items():
@@ -210,32 +224,19 @@ class QuarantineKeeper:
             LimitExceededError: there are too many.
             NotPersistedError: it is in force but could not be written.
         """
-        book = self._books[client.tenant]
-        target = self._known_as(target) if isinstance(target, PayloadReference) and target.generation else target
+        target = self._target_here(target)
         new = Quarantine(quarantine_id=secrets.token_hex(_ID_BYTES), target=target, why=why, since=time.time())
-        known = book.on(target)
-        imposed = known or new
-        touched = book.impose(new) if known is None and not dry_run else book.touched(imposed)
-        concerns = self._concerns(book, imposed, touched)
-        with self._tenancies[client.tenant].ledger() as ledger:
-            there = [(one, _occupants(ledger, one.reference)) for one in touched]
-            payloads = tuple(_looked_at(book, one, occupants) for one, occupants in there)
-            if not dry_run:
-                self._end(ledger, there)
-                self._tell(ledger, concerns)
-        clients = len({receipt.client_id for concern in concerns for receipt in concern.receipts})
+        known = self._books[client.tenant].on(target)
         if dry_run:
-            return QuarantineReport(quarantine_id="", payloads=payloads, clients=clients)
-        _log.warning(
-            "quarantined",
-            extra={"quarantine": imposed.quarantine_id, "payloads": len(payloads), "clients": clients, "why": why},
-        )
-        done = f"quarantine {imposed.quarantine_id} is in force, and {len(payloads)} payloads are refused"
-        noted = self._texts.quarantined(client.tenant, touched)
+            return self._report(client.tenant, known or new, self._books[client.tenant].touched(known or new))
+        report, noted = self._impose(client.tenant, known or new)
+        if known is None:
+            self.listener.imposed(client.tenant, new)
+        done = f"quarantine {report.quarantine_id} is in force, and {len(report.payloads)} payloads are refused"
         await self._save(done)
         if not (noted and await self._texts.settle()):
             raise NotPersistedError(f"{done}, but only until the node stops: the text store cannot be written")
-        return QuarantineReport(quarantine_id=imposed.quarantine_id, payloads=payloads, clients=clients)
+        return report
 
     async def unquarantine(self, client: Client, quarantine_id: str) -> None:
         """End a quarantine for payloads that are published from now on.
@@ -247,13 +248,89 @@ class QuarantineKeeper:
         if not self._books[client.tenant].lift(quarantine_id):
             raise UnknownReferenceError("quarantine_id", "no quarantine in force has this name")
         _log.warning("quarantine lifted", extra={"quarantine": quarantine_id})
+        self.listener.lifted(quarantine_id)
         await self._save(f"quarantine {quarantine_id} has ended")
 
     def in_force(self, client: Client) -> tuple[Quarantine, ...]:
         """Return the quarantines on the caller's tenant's payloads, newest first."""
         return self._books[client.tenant].in_force()
 
+    # What other nodes say
+
+    def impose_told(self, tenant: str, quarantine: Quarantine) -> None:
+        """Put a quarantine of another node into force, once; it is written to the file a little later.
+
+        Raises:
+            LimitExceededError: there are too many.
+        """
+        if tenant not in self._books or quarantine.quarantine_id in self._books[tenant]:
+            return  # Nobody here has anything of that tenant's.
+        _ = self._impose(tenant, replace(quarantine, target=self._target_here(quarantine.target)))
+        self._save_soon()
+
+    def lift_told(self, tenant: str, quarantine_id: str) -> None:
+        """End a quarantine that was lifted on another node."""
+        if tenant in self._books and self._books[tenant].lift(quarantine_id):
+            _log.warning("quarantine lifted", extra={"quarantine": quarantine_id})
+            self._save_soon()
+
+    def revoke_told(self, tenant: str, key: str, reason: Reason, detail: str) -> None:
+        """End the replicas, under the handoff reference `key`, of what its owner has found bad."""
+        if tenant not in self._tenancies:
+            return
+        with self._tenancies[tenant].ledger() as ledger:
+            for occupant in ledger.occupants(key=key):
+                if occupant.state not in PENDING_STATES:
+                    ledger.fail(now=self._clock(), payload_id=occupant.payload_id, reason=reason, detail=detail)
+
+    def everything(self) -> list[tuple[str, Quarantine]]:
+        """Return the quarantines of all tenants, each with its tenant, oldest first."""
+        return self._all()
+
     # The parts of these
+
+    def _target_here(self, target: Target) -> Target:
+        return self._known_as(target) if isinstance(target, PayloadReference) and target.generation else target
+
+    def _impose(self, tenant: str, quarantine: Quarantine) -> tuple[QuarantineReport, bool]:
+        """Put a quarantine into force unless it is, end and tell what it touches, and say whether texts are noted."""
+        book = self._books[tenant]
+        is_new = quarantine.quarantine_id not in book
+        touched = book.impose(quarantine) if is_new else book.touched(quarantine)
+        report = self._report(tenant, quarantine, touched)
+        with self._tenancies[tenant].ledger() as ledger:
+            self._end(ledger, [(one, _occupants(ledger, one.reference)) for one in touched])
+            self._tell(ledger, self._concerns(book, quarantine, touched))
+        _log.warning(
+            "quarantined",
+            extra={
+                "quarantine": quarantine.quarantine_id,
+                "payloads": len(report.payloads),
+                "clients": report.clients,
+                "why": quarantine.why,
+            },
+        )
+        return replace(report, quarantine_id=quarantine.quarantine_id), self._texts.quarantined(tenant, touched)
+
+    def _report(self, tenant: str, quarantine: Quarantine, touched: Sequence[Touched]) -> QuarantineReport:
+        book = self._books[tenant]
+        concerns = self._concerns(book, quarantine, touched)
+        with self._tenancies[tenant].ledger() as ledger:
+            there = [(one, _occupants(ledger, one.reference)) for one in touched]
+        return QuarantineReport(
+            quarantine_id="",
+            payloads=tuple(_looked_at(book, one, occupants) for one, occupants in there),
+            clients=len({receipt.client_id for concern in concerns for receipt in concern.receipts}),
+        )
+
+    def _save_soon(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._save_told())
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
+
+    async def _save_told(self) -> None:
+        with suppress(NotPersistedError):  # It is in the log, and the other nodes have it, too.
+            await self._save("what other nodes said of quarantines is in force")
 
     def _known_as(self, reference: PayloadReference) -> PayloadReference:
         return lineage(reference, here=self._node_id)
@@ -315,8 +392,13 @@ class QuarantineKeeper:
         self._texts.ended(tenancy, ended, self._refusal)
         provenance = self._books[tenancy.tenant].provenance
         provenance.end(self._known_as(ended.reference), life=ended.reference, now=self._clock())
+        self.listener.ended(tenancy.tenant, ended)
         origin = provenance.find(self._known_as(ended.reference))
-        if origin is None or not origin.receipts or ended.reason in _HARMLESS_ENDS:
+        if origin is None or ended.reason in _HARMLESS_ENDS:
+            return
+        if origin.lent and not is_handoff_reference(ended.reference.key):
+            self.listener.found_bad(tenancy.tenant, ended)
+        if not origin.receipts:
             return
         event = PayloadRevoked(reference=ended.reference, reason=ended.reason, detail=ended.detail)
         with tenancy.ledger() as ledger:

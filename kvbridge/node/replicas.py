@@ -8,7 +8,7 @@ owner.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from kvbridge.core.handoff_reference import HandoffReference
@@ -28,6 +28,7 @@ class Replicas:
         self._visitor = visitor
         self._visits: dict[tuple[str, str], Visit] = {}
         self._epochs: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self.on_brought: Callable[[str, str, int], None] = lambda *_: None
 
     def __repr__(self) -> str:
         """Show how many visits are under way."""
@@ -67,6 +68,11 @@ class Replicas:
         self._epochs.move_to_end((tenant, key))
         if len(self._epochs) > EPOCHS_REMEMBERED_MAX:
             self._epochs.popitem(last=False)
+        self.on_brought(tenant, key, visit.epoch)
+
+    def hear(self, node_id: str, epoch: int) -> None:
+        """Note the boot epoch in what another node said."""
+        self._visitor.incarnations.hear(node_id, epoch)
 
     async def close(self) -> None:
         """Hang up on all nodes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvbridge.core.descriptor import Verification
+from kvbridge.core.descriptor import PayloadReference, Verification
 from kvbridge.core.ledger import Committed, Payload, Rejected
 from kvbridge.node.check_costs import CheckCosts
 from kvbridge.node.probes import Probes
@@ -37,6 +37,7 @@ class Sealing:
         self._quarantines = quarantines
         self._texts = texts
         self._traffic = traffic
+        self.on_committed: Callable[[str, PayloadReference], None] = lambda _, __: None
 
     async def verify_and_finish(
         self, tenancy: Tenancy, payload: Payload, *, hold: bool, digested: bool = False
@@ -63,5 +64,6 @@ class Sealing:
             )
         if isinstance(outcome, Committed):
             self._texts.committed(tenancy.tenant, payload)
+            self.on_committed(tenancy.tenant, payload.reference)
         self._traffic.note_commit(outcome)
         return outcome

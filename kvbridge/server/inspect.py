@@ -14,6 +14,7 @@ from kvbridge.core.ledger import Payload, PayloadState
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.identity import Client
 from kvbridge.server.calls import caller
+from kvbridge.server.directory import encode_status
 from kvbridge.server.explain import explain
 from kvbridge.v1 import inspect_service_pb2 as pb
 from kvbridge.v1.access_file_pb2 import AccessRole
@@ -52,6 +53,7 @@ class InspectServicer(InspectServiceServicer):
             arena=self._arena(client),
             limits=bridge.config.limits(),
             sessions=self._sessions(client),
+            directory=encode_status(bridge.cluster),
             caller=_encode_caller(client),
             access=self._access() if Role.ADMIN in client.principal.roles else None,
         )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.handoff_reference import is_handoff_reference
+from kvbridge.directory.port import ORDERS_MAX
+from kvbridge.link.grpc_neighbour import readable_names, readable_orders
+from kvbridge.link.neighbour import OrderNews, Owned
 from kvbridge.node.bridge import Bridge
+from kvbridge.node.cluster import KEYS_ASKED_MAX
 from kvbridge.node.lending import Lent, Refused
 from kvbridge.server.answers import Answers
 from kvbridge.server.calls import caller, require_time
@@ -21,9 +26,13 @@ from kvbridge.wire import (
     encode_fallback,
     encode_model_tag,
     encode_reason,
+    encode_reference,
     encode_tokens,
 )
+from kvbridge.wire.orders import encode_order
 from kvbridge.wire.payloads import require
+
+_NANOS_PER_SECOND = 1_000_000_000
 
 _Context: TypeAlias = aio.ServicerContext[Any, Any]
 
@@ -63,6 +72,34 @@ class PeerServicer(PeerServiceServicer):
         caller(self._bridge.sessions, context)
         return self._owner()
 
+    async def LocatePayloads(  # noqa: N802
+        self, request: pb.LocatePayloadsRequest, context: _Context
+    ) -> pb.LocatePayloadsResponse:
+        """Tell which payloads this node owns under some keys."""
+        caller(self._bridge.sessions, context)
+        if len(request.keys) > KEYS_ASKED_MAX:
+            raise InvalidFieldError("keys", f"must be at most {KEYS_ASKED_MAX}, got {len(request.keys)}")
+        owned = self._bridge.cluster.owned(request.tenant, request.keys)
+        return pb.LocatePayloadsResponse(payloads=map(_encode_owned, owned), owner=self._owner())
+
+    async def ExchangeOrders(  # noqa: N802
+        self, request: pb.ExchangeOrdersRequest, context: _Context
+    ) -> pb.ExchangeOrdersResponse:
+        """Take the orders that another node knows of, and tell those that this node knows of."""
+        caller(self._bridge.sessions, context)
+        for name in ("orders", "lifted"):
+            if len(getattr(request, name)) > ORDERS_MAX:
+                raise InvalidFieldError(name, f"must be at most {ORDERS_MAX}")
+        told = OrderNews(
+            orders=tuple(readable_orders(request.orders)),
+            lifted=tuple(readable_names(request.lifted)),
+            digest=request.digest,
+        )
+        known = self._bridge.cluster.exchange(told)
+        return pb.ExchangeOrdersResponse(
+            orders=map(encode_order, known.orders), lifted=known.lifted, owner=self._owner()
+        )
+
     def _owner(self) -> pb.PingResponse:
         bridge = self._bridge
         return pb.PingResponse(
@@ -70,7 +107,16 @@ class PeerServicer(PeerServiceServicer):
             epoch=bridge.epoch,
             draining=bridge.draining,
             bulk_port=bridge.config.bulk_port_told or self._bulk_port,
+            orders_digest=bridge.cluster.orders.digest,
         )
+
+
+def _encode_owned(owned: Owned) -> pb.LocatedPayload:
+    seconds = int(owned.committed_at)
+    nanos = int((owned.committed_at - seconds) * _NANOS_PER_SECOND)
+    return pb.LocatedPayload(
+        reference=encode_reference(owned.reference), committed=Timestamp(seconds=seconds, nanos=nanos)
+    )
 
 
 def _encode_lent(lent: Lent) -> pb.OpenedPayload:

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from kvbridge.config import BridgeConfig, is_loopback
 from kvbridge.core.errors import BridgeError
+from kvbridge.directory import open_directory
 from kvbridge.link.grpc_peer import KnownPeers
 from kvbridge.memory.descriptor_port import DescriptorSocketLimits
 from kvbridge.memory.descriptor_socket import DescriptorServer
@@ -34,6 +35,7 @@ from kvbridge.server.answers import Answers
 from kvbridge.server.bulk import BulkServicer
 from kvbridge.server.bulk_socket import BulkSocketServer
 from kvbridge.server.catalog import CatalogServicer
+from kvbridge.server.directory import DirectoryHealth, advertised
 from kvbridge.server.handoff import HandoffServicer
 from kvbridge.server.inspect import InspectServicer
 from kvbridge.server.interceptor import CallInterceptor
@@ -108,7 +110,8 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
     name = f"{PEER_PREFIX}{shown}.{secrets.token_urlsafe(_NODE_NAME_BYTES)}"
     security = Security(config)
     peers = KnownPeers(config.peer_targets(), client_name=name, security=security.peers)
-    bridge = Bridge(config, peers=peers, access=access)
+    directory = open_directory(config, peers)
+    bridge = Bridge(config, peers=peers, neighbours=peers, directory=directory, access=access)
     bridge.observation.metrics.registry.register(TlsMetrics(security.standings))
     metrics = MetricsServer(
         bridge.observation.metrics.registry,
@@ -137,6 +140,8 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         await server.start()
         try:
             await _set_serving(healthy)
+            _ = DirectoryHealth(bridge.cluster, healthy)
+            await bridge.cluster.start(advertised(config, tcp_port))
             yield (
                 bridge,
                 Endpoints(

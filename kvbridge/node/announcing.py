@@ -1,0 +1,123 @@
+"""What a node tells the directory of its own keys: what changes, as it changes, and everything once in a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from kvbridge.core.handoff_reference import is_handoff_reference
+from kvbridge.core.ledger import Payload, PayloadEnded, PayloadState
+from kvbridge.directory import Entry
+from kvbridge.node.tenancy import Tenancy
+
+BATCH_MAX = 500
+"""Most keys that are told in one round trip."""
+PENDING_MAX = 65_536
+"""Most changes that wait to be told; if there are more, everything is told instead."""
+_TIMES_PER_TTL = 3
+
+
+class Announcer:
+    """Knows what the directory has yet to be told."""
+
+    def __init__(self, tenancies: Mapping[str, Tenancy], *, key_ttl_seconds: float, clock: Callable[[], float]) -> None:
+        """Tell of the keys of these tenants; `clock` is the ledgers'."""
+        self._tenancies = tenancies
+        self._clock = clock
+        self._round_seconds = key_ttl_seconds / _TIMES_PER_TTL
+        self._changed: dict[tuple[str, str], None] = {}
+        self._walk: Iterator[tuple[str, str]] | None = None
+        self._walked_at = clock()
+        self.on_change: Callable[[], None] = lambda: None
+
+    def __repr__(self) -> str:
+        """Show how much waits."""
+        return f"<Announcer with {len(self._changed)} changes to tell>"
+
+    def committed(self, tenant: str, key: str) -> None:
+        """Note that a payload can be had from now on."""
+        self._note(tenant, key)
+
+    def ended(self, tenant: str, ended: PayloadEnded) -> None:
+        """Note a payload that can no longer be had."""
+        self._note(tenant, ended.reference.key)
+
+    def tell_everything(self) -> None:
+        """Begin to tell everything, because the directory may know nothing."""
+        self._walk = None
+        self._walked_at = float("-inf")
+
+    def batch(self) -> tuple[list[Entry], bool]:
+        """Return what is to be told next, and whether there is more; what is returned counts as told."""
+        entries = [self._entry(*name) for name in self._take_changed()]
+        if len(entries) < BATCH_MAX:
+            entries += self._take_walked(BATCH_MAX - len(entries))
+        return entries, bool(self._changed) or self._walk is not None
+
+    # Inside
+
+    def _note(self, tenant: str, key: str) -> None:
+        if is_handoff_reference(key):
+            return
+        self._changed[tenant, key] = None
+        if len(self._changed) > PENDING_MAX:
+            self._changed.clear()
+            self.tell_everything()
+        self.on_change()
+
+    def _take_changed(self) -> list[tuple[str, str]]:
+        names = list(self._changed)[:BATCH_MAX]
+        for name in names:
+            del self._changed[name]
+        return names
+
+    def _take_walked(self, count: int) -> list[Entry]:
+        if self._walk is None:
+            if self._clock() - self._walked_at < self._round_seconds:
+                return []
+            self._walked_at = self._clock()
+            self._walk = self._everything()
+        entries = []
+        for name in self._walk:
+            entries.append(self._entry(*name))
+            if len(entries) == count:
+                return entries
+        self._walk = None
+        return entries
+
+    def _everything(self) -> Iterator[tuple[str, str]]:
+        """Yield every key under which there is something, page by page, so that the ledger is not held meanwhile."""
+        for tenant, tenancy in self._tenancies.items():
+            cursor: int | None = None
+            while True:
+                with tenancy.ledger() as ledger:
+                    page = ledger.payloads(page_size=BATCH_MAX, cursor=cursor)
+                yield from ((tenant, payload.reference.key) for payload in page.payloads if _is_own(payload))
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+
+    def _entry(self, tenant: str, key: str) -> Entry:
+        """Return what holds for a key at this moment."""
+        found = newest(self._tenancies[tenant], key, now=self._clock())
+        if found is None or found.committed_at is None:
+            return Entry(tenant=tenant, key=key, generation=0)
+        committed_at = unix_time(found.committed_at, now=self._clock())
+        return Entry(tenant=tenant, key=key, generation=found.reference.generation, committed_at=committed_at)
+
+
+def newest(tenancy: Tenancy, key: str, *, now: float) -> Payload | None:
+    """Return the newest payload that can be had under a key, or None."""
+    with tenancy.ledger() as ledger:
+        found = ledger.find(now=now, key=key)
+    return found if isinstance(found, Payload) and found.state is PayloadState.COMMITTED else None
+
+
+def unix_time(at: float, *, now: float) -> float:
+    """Return when it was `at` by a clock that shows `now`, in Unix time."""
+    return max(time.time() - max(now - at, 0.0), 0.0)
+
+
+def _is_own(payload: Payload) -> bool:
+    is_newest = payload.state is PayloadState.COMMITTED and not payload.superseded
+    return is_newest and not is_handoff_reference(payload.reference.key)
