@@ -18,7 +18,7 @@ from collections import deque
 
 from sortedcontainers import SortedDict
 
-from kvbridge.core.allocator import LARGE_BYTES, Allocator, Extent
+from kvbridge.core.allocator import Allocator, Extent
 from kvbridge.core.errors import MemoryExhaustedError
 from kvbridge.core.layout import PAGE_BYTES, round_up
 from kvbridge.core.ledger.deadlines import Deadlines
@@ -103,11 +103,24 @@ class SlotTable:
         while (entry := self._by_use.pop()) is not None:
             imagined.append(entry)
             start, end = gaps.open(entry)
-            if _holds(start, end, length):
+            if self.allocator.gap_holds(start, end, length):
                 inside = self._by_offset.irange(start, end, inclusive=(True, False))
-                return _needed([self._by_offset[offset] for offset in inside], start, end, length)
+                return self._needed([self._by_offset[offset] for offset in inside], start, end, length)
             largest = max(largest, end - start)
         raise MemoryExhaustedError(length, largest, self.allocator.size_bytes)
+
+    def _needed(self, inside: list[PayloadEntry], start: int, end: int, length: int) -> list[PayloadEntry]:
+        """Spare payloads at the ends of a gap while the rest of it holds the slot, the most recently used first."""
+        needed = deque(inside)
+        holds = self.allocator.gap_holds
+        while True:
+            ends = (needed[0], needed[-1])
+            spared = [entry for entry in ends if holds(*_beside(entry, needed, start, end), length)]
+            if not spared:
+                return list(needed)
+            entry = max(spared, key=lambda entry: entry.used)
+            start, end = _beside(entry, needed, start, end)
+            needed.remove(entry)
 
 
 class _ImaginedGaps:
@@ -141,23 +154,6 @@ class _ImaginedGaps:
     def _after(self, offset: int) -> PayloadEntry | None:
         index = self._by_offset.bisect_right(offset)
         return self._by_offset.peekitem(index)[1] if index < len(self._by_offset) else None
-
-
-def _holds(start: int, end: int, length: int) -> bool:
-    """Tell whether the allocator would place a slot in this gap; large slots start on the large alignment."""
-    return (round_up(start, LARGE_BYTES) if length >= LARGE_BYTES else start) + length <= end
-
-
-def _needed(inside: list[PayloadEntry], start: int, end: int, length: int) -> list[PayloadEntry]:
-    """Spare payloads at the ends of a gap while the rest of it holds `length` bytes, the most recently used first."""
-    needed = deque(inside)
-    while True:
-        spared = [entry for entry in (needed[0], needed[-1]) if _holds(*_beside(entry, needed, start, end), length)]
-        if not spared:
-            return list(needed)
-        entry = max(spared, key=lambda entry: entry.used)
-        start, end = _beside(entry, needed, start, end)
-        needed.remove(entry)
 
 
 def _beside(entry: PayloadEntry, needed: deque[PayloadEntry], start: int, end: int) -> tuple[int, int]:

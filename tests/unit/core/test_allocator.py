@@ -9,7 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from kvbridge.core.allocator import LARGE_BYTES, Allocator, ArenaFullError, Extent, ForeignExtentError
+from kvbridge.core.allocator import (
+    LARGE_ALIGNMENT_BYTES,
+    LARGE_BYTES,
+    Allocator,
+    ArenaFullError,
+    Extent,
+    ForeignExtentError,
+)
 
 BLOCK = 4096
 LARGE_BLOCKS = 4
@@ -102,20 +109,28 @@ TestAllocator = AllocatorMachine.TestCase
 TestAllocator.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 
 
-def test_default_slots_of_two_mebibytes_start_on_huge_pages() -> None:
+def test_default_slots_of_thirty_two_mebibytes_start_on_huge_pages() -> None:
     """With the default limits a large slot starts 2-MiB aligned although a small one came first."""
-    allocator = Allocator(16 * LARGE_BYTES)
+    allocator = Allocator(2 * LARGE_BYTES)
     small = allocator.allocate(1)
     large = allocator.allocate(LARGE_BYTES + 1)
     assert small.length_bytes == BLOCK
     assert large.length_bytes == LARGE_BYTES + BLOCK
-    assert large.offset_bytes % LARGE_BYTES == 0
+    assert large.offset_bytes % LARGE_ALIGNMENT_BYTES == 0
+
+
+def test_slots_a_little_over_a_huge_page_lie_side_by_side() -> None:
+    """Aligning them would waste nearly half of the arena."""
+    allocator = Allocator(8 * LARGE_ALIGNMENT_BYTES)
+    for _ in range(7):
+        allocator.allocate(LARGE_ALIGNMENT_BYTES + BLOCK)
+    assert allocator.largest_free_bytes == LARGE_ALIGNMENT_BYTES - 7 * BLOCK
 
 
 def test_small_slots_leave_aligned_room() -> None:
     """Small slots share one large block instead of spoiling several."""
-    allocator = Allocator(4 * LARGE_BYTES)
-    for _ in range(LARGE_BYTES // BLOCK):
+    allocator = Allocator(3 * LARGE_BYTES + LARGE_ALIGNMENT_BYTES)
+    for _ in range(LARGE_ALIGNMENT_BYTES // BLOCK):
         allocator.allocate(BLOCK)
     assert allocator.fits(3 * LARGE_BYTES)
 

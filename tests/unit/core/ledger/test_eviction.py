@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from kvbridge.core.allocator import LARGE_BYTES
+from kvbridge.core.allocator import LARGE_ALIGNMENT_BYTES, LARGE_BYTES
 from kvbridge.core.errors import MemoryExhaustedError
 from kvbridge.core.layout import PAGE_BYTES
 from kvbridge.core.ledger import PayloadEnded, SlotFreed, SlotGranted, SlotRetired, Tombstone
@@ -15,6 +15,7 @@ from tests.builders import spec
 from tests.unit.core.ledger.desk import LEASE_SECONDS, LINGER_SECONDS, LONG_SECONDS, Desk, text
 
 LARGE_PAGES = LARGE_BYTES // PAGE_BYTES
+ALIGNMENT_PAGES = LARGE_ALIGNMENT_BYTES // PAGE_BYTES
 
 
 def gone(desk: Desk, keys: str) -> str:
@@ -161,9 +162,9 @@ def test_imagined_gaps_grow_at_both_ends() -> None:
 
 
 def desk_with_a_pin_on_the_boundary(*, behind: int) -> Desk:
-    """Return an arena where a lies on the first large boundary, a pin on the second, and b on the third.
+    """Return an arena with a at its start, a pin of one page on a boundary, and b behind a gap.
 
-    Between the pin and b the pages are free, so that any gap around b starts off the boundary.
+    The pages between the pin and b are free, so that any gap around b starts off the boundary.
     """
     desk = Desk(pages=2 * LARGE_PAGES + behind)
     desk.publish("a", pages=LARGE_PAGES)
@@ -181,10 +182,11 @@ def test_large_slots_are_judged_by_the_large_alignment() -> None:
     """A gap that is long enough but for the alignment does not count."""
     desk = desk_with_a_pin_on_the_boundary(behind=LARGE_PAGES)
     with pytest.raises(MemoryExhaustedError):
-        desk.reserve("n", pages=LARGE_PAGES + 1)
+        desk.reserve("n", pages=2 * LARGE_PAGES - ALIGNMENT_PAGES + 1)
     assert gone(desk, "ab") == ""
     desk.lease(desk.payload("a").payload_id)
-    assert desk.reserve("n", pages=LARGE_PAGES).slot.offset_bytes == 2 * LARGE_BYTES
+    granted = desk.reserve("n", pages=2 * LARGE_PAGES - ALIGNMENT_PAGES)
+    assert granted.slot.offset_bytes == LARGE_BYTES + LARGE_ALIGNMENT_BYTES
     assert gone(desk, "ab") == "b"
 
 
