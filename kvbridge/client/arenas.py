@@ -10,7 +10,7 @@ import grpc
 
 from kvbridge.client.failures import CallFailedError
 from kvbridge.memory.errors import MappingUnavailableError
-from kvbridge.memory.mapping import SharedMapping
+from kvbridge.memory.mapping import SharedMapping, SlotMapping
 from kvbridge.memory.region import CharArray
 
 _BLOCK_BYTES = 512
@@ -35,6 +35,7 @@ class ArenaView:
         self._close_fd.atexit = False
         self.mapping = SharedMapping(fd, os.fstat(fd).st_size, writable)
         self._populating = False
+        self._apart: weakref.WeakSet[SlotMapping] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"<ArenaView {self.arena_id}: {self.mapping!r}>"
@@ -50,6 +51,29 @@ class ArenaView:
             return self.mapping.buffer(offset_bytes, length_bytes, owner)
         except MappingUnavailableError as error:
             raise CallFailedError(grpc.StatusCode.UNAVAILABLE, f"the session has ended: {error}") from error
+
+    def apart(self, offset_bytes: int, length_bytes: int) -> SlotMapping:
+        """Map a slot apart, to be given to those who may write to it for longer than they may.
+
+        Raises:
+            CallFailedError: the kernel refuses.
+        """
+        try:
+            mapping = SlotMapping(self.fd, offset_bytes, length_bytes, self)
+        except MappingUnavailableError as error:
+            raise CallFailedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+        self._apart.add(mapping)
+        return mapping
+
+    def part(self) -> None:
+        """Let nothing that is written in this process, by whomever and for whatever reason, reach the arena any more.
+
+        Raises:
+            MappingUnavailableError: the kernel refuses.
+        """
+        self.mapping.part_from(self.fd)
+        for mapping in list(self._apart):
+            mapping.part()
 
     def has(self, offset_bytes: int, length_bytes: int) -> bool:
         """Tell whether the arena has this range."""

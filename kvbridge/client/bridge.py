@@ -28,6 +28,7 @@ from kvbridge.client.ports import Ports
 from kvbridge.client.producing import Outcome, produce
 from kvbridge.client.publications import Publication
 from kvbridge.client.reporting import REPORT_SECONDS_DEFAULT, Reporter
+from kvbridge.client.security import ChannelSecurity, Tls, security_of
 from kvbridge.client.sessions import SessionSnapshot
 from kvbridge.client.targets import Target, parse_target
 from kvbridge.client.token_ids import AnyTokens, TokenIds
@@ -63,7 +64,12 @@ class BridgeSnapshot:
 
 
 def connect(
-    target: str | None = None, *, by_value: bool = False, credentials: grpc.ChannelCredentials | None = None
+    target: str | None = None,
+    *,
+    by_value: bool = False,
+    tls: Tls | None = None,
+    token_file: str | None = None,
+    credentials: grpc.ChannelCredentials | None = None,
 ) -> Bridge:
     """Return an object for the bridge at `target`. Nothing is connected before the first call needs it.
 
@@ -71,13 +77,18 @@ def connect(
         target: None for this host's bridge (its default unix socket), `unix:/path` or `/path` for another socket, which
             share memory; or `host:port`, where tensors travel by value.
         by_value: Whether to send tensors by value over a unix socket, too.
-        credentials: What secures a channel to `host:port`; without them it is not secured.
+        tls: What secures a channel to `host:port`; by default what `KVBRIDGE_TLS_CA`, `KVBRIDGE_TLS_CERTIFICATE`,
+            `KVBRIDGE_TLS_KEY` and `KVBRIDGE_TLS_SERVER_NAME` say, and without the first of them nothing.
+        token_file: File whose first line is the bearer token that proves who calls; by default the one that
+            `KVBRIDGE_TOKEN_FILE` names. It is read again whenever it changes.
+        credentials: What secures a channel to `host:port` in another way.
 
     Raises:
-        ArgumentTypeError: the target is no string.
-        ArgumentValueError: the target has none of these forms.
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: the target has none of these forms, or the token would be sent in the clear.
     """
-    return Bridge(parse_target(target, by_value=by_value), credentials)
+    parsed = parse_target(target, by_value=by_value)
+    return Bridge(parsed, security_of(parsed, tls=tls, token_file=token_file, credentials=credentials))
 
 
 class Bridge(Operating):
@@ -88,14 +99,14 @@ class Bridge(Operating):
     again.
     """
 
-    def __init__(self, target: Target, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(self, target: Target, security: ChannelSecurity) -> None:
         """Prepare to talk to the bridge at `target`; `connect` is the way to make one."""
         self._target = target
         self._pid = os.getpid()
         self._closed = False
         self._keeper = Keeper()
         self._writers = Turns()
-        self._connector = Connector(target, credentials, on_open=self._keeper.start)
+        self._connector = Connector(target, security, on_open=self._keeper.start)
         self._stop = weakref.finalize(self, self._keeper.stop)
         # At interpreter exit `close` does more: it waits until everything is returned.
         self._stop.atexit = False
@@ -415,6 +426,7 @@ class Bridge(Operating):
             return
         self._closed = True
         self._writers.end(CLOSE_SECONDS_MAX)
+        self._connector.stop_writing()  # Whoever has not come to an end by now, or kept a view, writes for nobody.
         self._keeper.stop()
         self._keeper.join(CLOSE_SECONDS_MAX)
         self._connector.close()

@@ -11,6 +11,7 @@ import grpc
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.failures import CallFailedError
 from kvbridge.client.rpc import Method
+from kvbridge.client.security import ChannelSecurity
 from kvbridge.client.sessions import Session, SessionSnapshot, attach
 from kvbridge.client.targets import Target
 
@@ -20,13 +21,11 @@ _Answer = TypeVar("_Answer")
 class Connector:
     """Holds at most one session. Nothing is opened before the first call needs it."""
 
-    def __init__(
-        self, target: Target, credentials: grpc.ChannelCredentials | None, on_open: Callable[[Connector], None]
-    ) -> None:
+    def __init__(self, target: Target, security: ChannelSecurity, on_open: Callable[[Connector], None]) -> None:
         """Remember where the bridge is; `on_open` is called before each new session is used."""
         self.target = target
         self._on_open = on_open
-        self._credentials = credentials
+        self._security = security
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._closed = False
@@ -83,6 +82,18 @@ class Connector:
                 unanswered(session)
             raise
 
+    def stop_writing(self) -> None:
+        """Let nothing that this process still writes reach an arena."""
+        session = self._session
+        if session is not None:
+            session.stop_writing()
+
+    def connect_anew(self) -> None:
+        """Let the next call find a channel by the newest files, if files secure it, after a stream has failed."""
+        session = self._session
+        if session is not None and self._security.is_from_files:
+            session.connect_anew()
+
     def close(self) -> None:
         """End the session and open no other; a second time does nothing."""
         self._closed = True
@@ -106,7 +117,7 @@ class Connector:
             self._session = None
         path = self.target.descriptor_socket
         attachment = None if path is None else attach(path, deadline)
-        session = Session(self.target, self._credentials, attachment)
+        session = Session(self.target, self._security, attachment)
         try:
             self._on_open(self)
         except CallFailedError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +25,9 @@ from kvbridge.core.descriptor import PayloadReference, Verification
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.reasons import Reason
 from kvbridge.core.references import ReferenceKind
+from kvbridge.memory.errors import MappingUnavailableError
+from kvbridge.memory.mapping import SlotMapping
+from kvbridge.memory.region import CharArray
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
 from kvbridge.wire import Seal, decode_duration, decode_reason, decode_reference, encode_seal, encode_spec
@@ -100,6 +104,8 @@ class SharedProduction:
         session, answer = ports.ask(lambda rpc: rpc.handoff.Reserve, request, deadline, granted=_reservation)
         self._ports = ports
         self._plan = plan
+        self._views: SlotMapping | None = None
+        self._views_lock = threading.Lock()
         self._reservation = ports.reference(
             session,
             ReferenceKind.RESERVATION,
@@ -137,6 +143,7 @@ class SharedProduction:
             CallFailedError: the bridge did not answer in time, or refused.
         """
         session, plan = self._reservation.session, self._plan
+        self._end_views()
         request = pb.CommitRequest(
             request_id=str(uuid.uuid4()),
             reservation_token=self._reservation.token,
@@ -149,12 +156,20 @@ class SharedProduction:
 
     def abort(self) -> None:
         """Return the reservation."""
-        self._reservation.end()
+        with suppress(CallFailedError):
+            self._end_views()
+            self._reservation.end()
 
     def _writer(self, location: types_pb2.SlotLocation, deadline: Deadline) -> SlotWriter:
         spec = self._plan.spec
         slot_bytes = lazy_layout(spec.geometry, spec.capacity_tokens).slot_bytes
         arena = self._reservation.session.arena(location.arena_id, deadline, writable=True)
+
+        def for_views() -> CharArray:
+            with self._views_lock:
+                self._views = self._views or arena.apart(location.offset_bytes, location.length_bytes)
+                return self._views.buffer(self._reservation)
+
         if location.length_bytes < slot_bytes or not arena.has(location.offset_bytes, location.length_bytes):
             raise InvalidFieldError("location", f"{location.length_bytes} bytes do not hold a slot of {slot_bytes}")
         return SlotWriter(
@@ -163,7 +178,21 @@ class SharedProduction:
             capacity_tokens=spec.capacity_tokens,
             valid_length=self._plan.valid_length,
             digested=self._plan.verification is not Verification.NONE,
+            for_views=for_views,
         )
+
+    def _end_views(self) -> None:
+        """Let what is written to tensors that were given out reach nobody any more.
+
+        Raises:
+            CallFailedError: the kernel refuses; then the slot must not be given back before the last tensor is gone.
+        """
+        if self._views is None:
+            return
+        try:
+            self._views.part()
+        except MappingUnavailableError as error:
+            raise CallFailedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
 
 
 class UploadedProduction:

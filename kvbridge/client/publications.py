@@ -166,7 +166,8 @@ class Publication:
     def key_view(self, layer: int) -> torch.Tensor:
         """Return the place of K of one layer, to be computed into before the `with` block ends.
 
-        It has the shape that `write` takes. After the commit it must not be written any more: the node has digested it.
+        It has the shape that `write` takes. What is written to it after the commit, or after the bridge object was
+        closed, stays in this process and reaches nobody.
 
         Raises:
             UnknownLayerError: the geometry has no such layer.
@@ -253,7 +254,11 @@ class Publication:
 
     def _view(self, layer: int, role: Role) -> torch.Tensor:
         with self._writer() as writer:
-            return self._nowhere(layer, role) if writer is None else writer.view(layer, role)
+            try:
+                return self._nowhere(layer, role) if writer is None else writer.view(layer, role)
+            except CallFailedError as failure:
+                self._skipped = failure.reason
+                return self._nowhere(layer, role)
 
     def _nowhere(self, layer: int, role: Role) -> torch.Tensor:
         """Return memory of the right shape that nobody will read; it takes no pages until it is written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from kvbridge.client.arenas import ArenaView
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.failures import DRAINING, CallFailedError
 from kvbridge.client.rpc import Method, Rpc
+from kvbridge.client.security import ChannelSecurity
 from kvbridge.client.targets import Target
 from kvbridge.memory.attachment import Attachment
 from kvbridge.memory.errors import (
@@ -25,6 +27,8 @@ from kvbridge.memory.errors import (
 )
 
 _CLIENT_NAME_BYTES = 24
+CONNECT_ANEW_SECONDS_MAX = 1.0
+"""Longest wait for whoever maps an arena meanwhile."""
 
 _Answer = TypeVar("_Answer")
 
@@ -46,16 +50,18 @@ class SessionSnapshot:
 class Session:
     """Owns references at the bridge. A local session ends with the bridge's process; one by value never does."""
 
-    def __init__(
-        self, target: Target, credentials: grpc.ChannelCredentials | None, attachment: Attachment | None
-    ) -> None:
-        """Speak for the client that `attachment` names, or for a new one of a name that nobody can guess."""
+    def __init__(self, target: Target, security: ChannelSecurity, attachment: Attachment | None) -> None:
+        """Speak for the client that `attachment` names, or for a new one of a name that nobody can guess.
+
+        Raises:
+            CallFailedError: the files that secure the channel cannot be used.
+        """
         self._target = target
-        self._credentials = credentials
+        self._security = security
         self._attachment = attachment
         self.client = attachment.session_token if attachment else secrets.token_urlsafe(_CLIENT_NAME_BYTES)
         self.epoch = attachment.epoch if attachment else 0
-        self._rpc = Rpc(target.grpc_target, credentials)
+        self._rpc = Rpc(target.grpc_target, security)
         self._arenas: dict[tuple[str, bool], ArenaView] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -86,8 +92,13 @@ class Session:
         except CallFailedError as failure:
             if not self._worth_repeating(failure, deadline):
                 raise
-        rpc = self._reconnected(rpc)
+        rpc = self._reconnected(rpc, deadline)
         return rpc.call(method(rpc), request, deadline, self.client)
+
+    def connect_anew(self) -> None:
+        """Replace the channel, unless nobody can say soon which one there is."""
+        with suppress(CallFailedError):
+            self._reconnected(self._rpc, Deadline(CONNECT_ANEW_SECONDS_MAX))
 
     def streaming(self) -> Rpc:
         """Return the channel to stream over; a stream that breaks is not repeated here."""
@@ -116,9 +127,17 @@ class Session:
             self._lock.release()
         return view
 
+    def stop_writing(self) -> None:
+        """Let nothing that this process still writes reach an arena: its slots are about to be somebody else's."""
+        for (_, writable), view in list(self._arenas.items()):
+            if writable:
+                with suppress(MappingUnavailableError):  # The kernel refuses nothing that needs no room.
+                    view.part()
+
     def close(self) -> None:
         """End the session, and with it, for a local client, all of its references; a second time does nothing."""
         self._closed = True
+        self.stop_writing()
         if self._attachment is not None:
             self._attachment.close()
         self._rpc.close()
@@ -139,13 +158,18 @@ class Session:
         unconnected = failure.code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
         return unconnected and not failure.draining and self.alive and not deadline.passed
 
-    def _reconnected(self, failed: Rpc) -> Rpc:
+    def _reconnected(self, failed: Rpc, deadline: Deadline) -> Rpc:
         """Return a channel other than the one that `failed`, made by whichever thread comes first."""
-        with self._lock:
+        # Another thread may map an arena under the same lock, and has a deadline of its own for that.
+        if not self._lock.acquire(timeout=deadline.remaining_seconds):
+            raise CallFailedError.timed_out("connecting anew")
+        try:
             if self._rpc is failed and not self._closed:
-                self._rpc = Rpc(self._target.grpc_target, self._credentials)
+                self._rpc = Rpc(self._target.grpc_target, self._security)
                 failed.close()
             return self._rpc
+        finally:
+            self._lock.release()
 
 
 def attach(path: str, deadline: Deadline) -> Attachment:

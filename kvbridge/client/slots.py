@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kvbridge.client.copying import copy_layer
@@ -25,10 +25,21 @@ class SlotWriter:
     """A slot that is being written, in an arena or in private memory. Threads may write different layers at once."""
 
     def __init__(
-        self, buffer: CharArray, geometry: CacheGeometry, *, capacity_tokens: int, valid_length: int, digested: bool
+        self,
+        buffer: CharArray,
+        geometry: CacheGeometry,
+        *,
+        capacity_tokens: int,
+        valid_length: int,
+        digested: bool,
+        for_views: Callable[[], CharArray] | None = None,
     ) -> None:
-        """Write into `buffer`, which starts with the slot's header; `digested` to digest what is written."""
+        """Write into `buffer`, which starts with the slot's header; `digested` to digest what is written.
+
+        `for_views` returns the same bytes at addresses that may be given out; without it `buffer` is.
+        """
         self.buffer = buffer
+        self._for_views = for_views
         self.valid_length = valid_length
         self.layout = lazy_layout(geometry, capacity_tokens)
         self._layers = geometry.layers
@@ -86,11 +97,13 @@ class SlotWriter:
 
         Raises:
             UnknownLayerError: the geometry has no such layer.
+            CallFailedError: this process cannot map the slot apart.
         """
         region = self._regions_of(layer)[0 if role is Role.KEY else 1]
+        buffer = self.buffer if self._for_views is None else self._for_views()
         self._viewed.add(layer)
         self._written.add((layer, role))
-        return torch_in_memory_order(self.buffer, region, self._tokens(region))
+        return torch_in_memory_order(buffer, region, self._tokens(region))
 
     def layer_digests(self) -> tuple[bytes, ...]:
         """Return the digest of every layer, in layer order; nothing if the writer does not digest.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvbridge.core.layout import PAGE_BYTES, round_up
 from kvbridge.memory import libc
 from kvbridge.memory.errors import MappingUnavailableError
+from kvbridge.memory.host_capacity import HUGE_PAGE_BYTES
 from kvbridge.memory.region import CharArray, MappedRegion, map_shared
 from kvbridge.memory.toucher import Toucher
 
@@ -80,6 +81,16 @@ class SharedMapping:
         """Return a range of the arena, which keeps the mapping and `owner` (a lease, say) alive."""
         return self._live_region().buffer(offset_bytes, length_bytes, owner)
 
+    def part_from(self, fd: int) -> None:
+        """Let what is written through buffers stay in this process from here on; `fd` is what was mapped.
+
+        Raises:
+            MappingUnavailableError: the kernel refuses.
+        """
+        region = self._region
+        if region is not None and self.writable:
+            _part(region, fd, 0)
+
     def close(self) -> None:
         """Stop populating and give no more buffers; the last buffer unmaps. More than once does nothing."""
         self._region = None
@@ -101,6 +112,48 @@ class SharedMapping:
         if region is None:
             raise MappingUnavailableError("the mapping is closed")
         return region
+
+
+class SlotMapping:
+    """One slot of an arena mapped apart, for tensors that its writer gives out and that may outlive its turn to write.
+
+    No process can be made to forget an address. What lies there can be exchanged, though, at once and under running
+    writers: after `part` the tensors still show the slot's bytes, and what is written to them reaches nobody. In the
+    mapping of the whole arena that could not be done, because the next slot at the same place would have the same
+    address.
+    """
+
+    def __init__(self, fd: int, offset_bytes: int, length_bytes: int, owner: object = None) -> None:
+        """Map a slot of the arena behind `fd`, which `owner` keeps open.
+
+        Raises:
+            MappingUnavailableError: the kernel refuses.
+        """
+        self._fd, self._owner = fd, owner
+        # Whole huge pages, because the arena may consist of them; the neighbours' bytes are given to nobody.
+        self._start_bytes = offset_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        self._offset_bytes, self._length_bytes = offset_bytes, length_bytes
+        end_bytes = round_up(offset_bytes + length_bytes, HUGE_PAGE_BYTES)
+        try:
+            self._region = map_shared(fd, end_bytes - self._start_bytes, writable=True, offset_bytes=self._start_bytes)
+        except OSError as error:
+            raise MappingUnavailableError(f"the slot cannot be mapped: {error}", error.errno or 0) from error
+
+    def __repr__(self) -> str:
+        """Show which slot it is."""
+        return f"<SlotMapping of {self._length_bytes} bytes from byte {self._offset_bytes}>"
+
+    def buffer(self, owner: object) -> CharArray:
+        """Return the slot's bytes, header included, which keep this mapping and `owner` alive."""
+        return self._region.buffer(self._offset_bytes - self._start_bytes, self._length_bytes, (self, owner))
+
+    def part(self) -> None:
+        """Let what is written from here on stay in this process; a second time does nothing more.
+
+        Raises:
+            MappingUnavailableError: the kernel refuses.
+        """
+        _part(self._region, self._fd, self._start_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +233,13 @@ class PrivateWindow:
             region.discard()
             raise MappingUnavailableError(f"a strip cannot be mapped: {error}", error.errno or 0) from error
         return cls(buffer=region.buffer(0, region.length_bytes, owner), groups=placed)
+
+
+def _part(region: MappedRegion, fd: int, offset_bytes: int) -> None:
+    try:
+        region.part_from(fd, offset_bytes)
+    except OSError as error:
+        raise MappingUnavailableError(f"a mapping cannot be replaced: {error}", error.errno or 0) from error
 
 
 def _check_file(fd: int, end_bytes: int) -> None:

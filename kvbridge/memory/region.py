@@ -37,6 +37,21 @@ class MappedRegion:
         """Unmap at once a region of which no buffer was given out; a second time does nothing."""
         self._unmap()
 
+    def part_from(self, fd: int, offset_bytes: int) -> None:
+        """Replace a mapping of `fd` from `offset_bytes` on by a private one, or raise `OSError`.
+
+        It shows the same bytes at the same addresses, later changes by others included, but what is written through
+        buffers, those that were given out before, too, stays in this process. Whoever writes meanwhile is not stopped:
+        each byte of theirs goes either here or there, and none goes there once this has returned. Where the system
+        does not promise memory that it may not have, the mapping can only be read, and writing ends the process.
+        """
+        flags = libc.MAP_PRIVATE | libc.MAP_FIXED | libc.MAP_NORESERVE
+        try:
+            libc.mmap(self.address, self.length_bytes, libc.PROT_READ | libc.PROT_WRITE, flags, fd, offset_bytes)
+        except OSError:
+            libc.mmap(self.address, self.length_bytes, libc.PROT_READ, flags, fd, offset_bytes)
+        libc.madvise(self.address, self.length_bytes, libc.MADV_DONTDUMP)
+
     def buffer(self, offset_bytes: int, length_bytes: int, owner: object = None) -> CharArray:
         """Return a range as a ctypes array that keeps the region and `owner` alive."""
         assert offset_bytes >= 0, offset_bytes
@@ -46,16 +61,17 @@ class MappedRegion:
         return array
 
 
-def map_shared(fd: int, length_bytes: int, *, writable: bool) -> MappedRegion:
-    """Map a whole file shared, or raise `OSError`.
+def map_shared(fd: int, length_bytes: int, *, writable: bool, offset_bytes: int = 0) -> MappedRegion:
+    """Map a file shared, from `offset_bytes` on, a multiple of the huge page, or raise `OSError`.
 
     The mapping starts on a huge page, because the kernel installs huge pages only where address and file offset agree,
     and stays out of core dumps, which would otherwise hold every tenant's cache.
     """
+    assert offset_bytes % HUGE_PAGE_BYTES == 0, offset_bytes
     region = MappedRegion(_reserve_aligned(length_bytes), length_bytes)
     protection = libc.PROT_READ | (libc.PROT_WRITE if writable else 0)
     try:
-        libc.mmap(region.address, length_bytes, protection, libc.MAP_SHARED | libc.MAP_FIXED, fd, 0)
+        libc.mmap(region.address, length_bytes, protection, libc.MAP_SHARED | libc.MAP_FIXED, fd, offset_bytes)
         libc.madvise(region.address, length_bytes, libc.MADV_DONTDUMP)
     except OSError:
         region.discard()

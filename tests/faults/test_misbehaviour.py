@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 
-from kvbridge import Bridge, Reason, Verification, connect
+from kvbridge import Bridge, Publication, Reason, Verification, connect
 from kvbridge.core.layout import HEADER_BYTES
 from kvbridge.memory import slot_header
 from kvbridge.v1 import handoff_service_pb2 as pb
@@ -153,12 +154,71 @@ def test_writing_after_the_commit_is_not_found_without_a_check(hasty: BridgeProc
 
 
 def test_the_sdk_gives_nobody_a_way_to_write_after_the_commit(hasty: BridgeProcess) -> None:
-    """A publication takes nothing more, and what it gave out before is all that could still write."""
+    """A publication takes nothing more, and tensors that it gave out before reach nobody, then and later."""
     with connect(hasty.target) as producer:
-        slot = contents.publish(producer, KEY, 1)
+        slot = contents.begin(producer, KEY, 1)
+        views = _computed_in_place(slot, 1)
+        assert slot.commit(), slot.detail
         with pytest.raises(RuntimeError):
             contents.write(slot, KEY, 2)
+        _write_late(views)
         assert contents.ask_and_read(producer, KEY).accepted
+        slot.release()
+        _assert_the_next_is_untouched(producer, views)
+
+
+def test_views_of_a_publication_that_was_aborted_reach_nobody(hasty: BridgeProcess) -> None:
+    """Its slot is the next one's at once."""
+    with connect(hasty.target) as producer:
+        slot = contents.begin(producer, KEY, 1)
+        views = _computed_in_place(slot, 1)
+        slot.abort()
+        wait_for(lambda: producer.node().arena.reservations == 0)
+        _assert_the_next_is_untouched(producer, views)
+
+
+def test_views_of_a_bridge_object_that_was_closed_reach_nobody(hasty: BridgeProcess) -> None:
+    """Nor does a copy that has not come to its end when closing waits no longer."""
+    with connect(hasty.target) as other:
+        producer = connect(hasty.target)
+        slot = contents.begin(producer, KEY, 1)
+        views = _computed_in_place(slot, 1)
+        with pytest.MonkeyPatch.context() as patched, slot._writer() as writer:
+            patched.setattr("kvbridge.client.bridge.CLOSE_SECONDS_MAX", 0.01)
+            producer.close()
+            wait_for(lambda: other.node().arena.reservations == 0)
+            following = contents.publish(other, "following", 3)
+            _write_late(views)
+            assert writer is not None
+            writer.write(0, *contents.layer_values(KEY, 1, 0))
+            assert contents.ask_and_read(other, "following").accepted
+        following.release()
+
+
+def _computed_in_place(slot: Publication, seed: int) -> list[torch.Tensor]:
+    """Write a payload through views of its slot, and keep those."""
+    views: list[torch.Tensor] = []
+    for layer in range(contents.LAYERS):
+        pair = slot.key_view(layer), slot.value_view(layer)
+        for view, values in zip(pair, contents.layer_values(slot.key, seed, layer), strict=True):
+            view.copy_(torch.from_numpy(values))
+        views += pair
+    return views
+
+
+def _write_late(views: list[torch.Tensor]) -> None:
+    for view in views:
+        view.fill_(666.0)
+        assert view.max() == 666.0
+
+
+def _assert_the_next_is_untouched(producer: Bridge, views: list[torch.Tensor]) -> None:
+    """Publish something in the same place and write to the old views once more."""
+    wait_for(lambda: producer.node().arena.holds == 0)
+    following = contents.publish(producer, "following", 3)
+    _write_late(views)
+    assert contents.ask_and_read(producer, "following", verification=Verification.FULL).accepted
+    following.release()
 
 
 def test_a_reader_is_given_no_descriptor_that_can_write(clumsy: ApiClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import faulthandler
 import gc
 import os
 import signal
@@ -19,7 +20,7 @@ import torch
 from kvbridge.memory import libc
 from kvbridge.memory.arena import HostArena
 from kvbridge.memory.errors import MappingUnavailableError
-from kvbridge.memory.mapping import PrivateWindow, SharedMapping, StripGroup
+from kvbridge.memory.mapping import PrivateWindow, SharedMapping, SlotMapping, StripGroup
 from tests.unit.memory.served import WAIT_SECONDS, child, is_mapped
 
 PAGE = 4096
@@ -296,3 +297,96 @@ def test_a_window_larger_than_the_address_space_is_refused(readonly: int) -> Non
     """The reservation itself can fail."""
     with pytest.raises(MappingUnavailableError, match="no room"):
         window_of(readonly, 0, headroom_bytes=1 << 48)
+
+
+# Parting
+
+
+def test_what_is_written_after_parting_stays_here(arena: HostArena, writable: int) -> None:
+    """Before that it reaches everybody, and afterwards nobody, through the very same buffer."""
+    mapping = SlotMapping(writable, 3 * PAGE, 2 * PAGE)
+    buffer = mapping.buffer(Lease())
+    assert buffer.raw == bytes([3]) * PAGE + bytes([4]) * PAGE
+    buffer[0] = b"x"
+    assert bytes(arena.view(3 * PAGE, 1)) == b"x"
+    mapping.part()
+    assert buffer[0] == b"x"
+    buffer[0], buffer[PAGE] = b"y", b"z"
+    assert (buffer[0], buffer[PAGE]) == (b"y", b"z")
+    assert bytes(arena.view(3 * PAGE, 1)) == b"x"
+    assert bytes(arena.view(4 * PAGE, 1)) == bytes([4])
+    mapping.part()
+    assert bytes(arena.view(3 * PAGE, 1)) == b"x"
+
+
+def test_no_write_arrives_once_parting_has_returned(arena: HostArena, writable: int) -> None:
+    """However busy a thread is that writes meanwhile; and nobody is stopped."""
+    mapping = SlotMapping(writable, 0, PAGE)
+    written = np.frombuffer(memoryview(mapping.buffer(Lease())), dtype=np.uint8)
+    enough, began = threading.Event(), threading.Event()
+
+    def write() -> None:
+        count = 0
+        while not enough.is_set():
+            count += 1
+            written[:] = count % 251
+            began.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert began.wait(WAIT_SECONDS)
+    mapping.part()
+    seen = bytes(arena.view(0, PAGE))
+    began.clear()
+    assert began.wait(WAIT_SECONDS)
+    assert bytes(arena.view(0, PAGE)) == seen
+    enough.set()
+    writer.join(WAIT_SECONDS)
+
+
+def test_a_whole_mapping_can_be_parted_from(arena: HostArena, writable: int) -> None:
+    """Its buffers go on showing the arena, and change it no more."""
+    mapping = SharedMapping(writable, SIZE_BYTES, True)
+    buffer = mapping.buffer(5 * PAGE, PAGE)
+    mapping.part_from(writable)
+    mapping.close()
+    mapping.part_from(writable)
+    buffer[0] = b"x"
+    assert bytes(arena.view(5 * PAGE, 1)) == bytes([5])
+
+
+def test_where_no_memory_is_promised_a_late_write_ends_the_process(
+    writable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel refuses writable memory that it may not have, and gives what can be read instead."""
+    mapping = SlotMapping(writable, 0, PAGE)
+    buffer, real = mapping.buffer(Lease()), libc.mmap
+
+    def strict(address: int | None, length: int, protection: int, *rest: int) -> int:
+        if protection & libc.PROT_WRITE:
+            raise OSError(errno.ENOMEM, "mmap")
+        return real(address, length, protection, *rest)
+
+    monkeypatch.setattr(libc, "mmap", strict)
+    mapping.part()
+    assert buffer[0] == bytes([0])
+    pid = os.fork()
+    if not pid:
+        faulthandler.disable()
+        buffer[0] = b"x"
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGSEGV
+
+
+def test_a_kernel_that_refuses_is_told_of(writable: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither mapping nor parting pretends to have succeeded."""
+    mapping = SlotMapping(writable, 0, PAGE)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOMEM, "mmap")
+
+    monkeypatch.setattr(libc, "mmap", refuse)
+    with pytest.raises(MappingUnavailableError):
+        mapping.part()
+    with pytest.raises(MappingUnavailableError):
+        SlotMapping(writable, 0, PAGE)
