@@ -43,7 +43,13 @@ from kvbridge.core.tokens import TokenSequence
 from kvbridge.version import VERSION
 
 if TYPE_CHECKING:
-    from kvbridge.client.admin import Admin, AlignerInspection, CatalogInspection, RouteInspection
+    from kvbridge.client.admin import (
+        Admin,
+        AlignerInspection,
+        CatalogInspection,
+        KillSwitchNotPersistedError,
+        RouteInspection,
+    )
     from kvbridge.client.batches import BatchHandoff, CollatedBatch
     from kvbridge.client.bridge import Bridge, connect
     from kvbridge.client.errors import (
@@ -69,6 +75,7 @@ if TYPE_CHECKING:
     from kvbridge.client.plan_handoffs import PlanHandoff
     from kvbridge.client.publications import Publication
     from kvbridge.client.quarantining import QuarantinedPayload, QuarantineNotPersistedError, QuarantineOutcome
+    from kvbridge.client.security import Tls
     from kvbridge.client.token_ids import ANY_TOKENS
     from kvbridge.client.watching import Watch
 
@@ -104,6 +111,7 @@ __all__ = [
     "Handoff",
     "HandoffInvalidError",
     "InvalidFieldError",
+    "KillSwitchNotPersistedError",
     "KvView",
     "LayerGroup",
     "LayerKind",
@@ -139,6 +147,7 @@ __all__ = [
     "RoutePolicy",
     "ScaledValuesError",
     "ShapeMismatchError",
+    "Tls",
     "TokenSequence",
     "UnknownLayerError",
     "Verification",
@@ -157,6 +166,7 @@ _CLIENT_MODULES = (
     "plan_handoffs",
     "publications",
     "quarantining",
+    "security",
     "token_ids",
     "watching",
 )

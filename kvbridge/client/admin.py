@@ -21,6 +21,7 @@ from kvbridge.client.errors import (
 from kvbridge.client.failures import CallFailedError
 from kvbridge.client.rpc import Method
 from kvbridge.core.catalog import AlignerEntry, Catalog, ModelEntry, Route, RoutePolicy
+from kvbridge.core.errors import BridgeError
 from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.v1 import catalog_service_pb2 as pb
 from kvbridge.wire import decode_aligner_tag, encode_aligner_tag, encode_model_tag
@@ -43,9 +44,15 @@ _REFUSALS = frozenset(
     {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED}
 )
 """Statuses by which a bridge that works says no."""
+_NOT_PERSISTED = "NOT_PERSISTED"
+"""The `google.rpc.ErrorInfo` reason of a change that is in force and not in the bridge's file."""
 
 _Answer = TypeVar("_Answer")
 _ListRequest: TypeAlias = pb.ListModelsRequest | pb.ListAlignersRequest | pb.ListRoutesRequest
+
+
+class KillSwitchNotPersistedError(BridgeError, RuntimeError):
+    """The kill switch is set, but the bridge could not write it to its file, so that a restart will undo it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +201,9 @@ class Admin:
 
         Returns:
             Whether every handoff is text now: the catalog may declare so as well.
+
+        Raises:
+            KillSwitchNotPersistedError: it is set, and a restart would undo it although the bridge has a file for it.
         """
         _require_type("engaged", engaged, bool)
         _require_type("why", why, str)
@@ -222,6 +232,8 @@ class Admin:
             return self._connector.call(method, request, deadline)[1]
         except CallFailedError as failure:
             failure.raise_if_misuse()
+            if failure.about == _NOT_PERSISTED:
+                raise KillSwitchNotPersistedError(failure.detail) from failure
             if failure.code in _REFUSALS and failure.about:
                 raise ChangeRefusedError(failure.detail) from failure
             raise BridgeUnreachableError(str(failure)) from failure

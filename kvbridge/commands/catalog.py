@@ -82,7 +82,7 @@ def _switch(options: argparse.Namespace) -> int:
         engaged = bridge.admin.set_kill_switch(engaged=options.engaged == "on", why=options.why)
     lines = ["handoffs go by their routes again"]
     if engaged:
-        lines = ["every handoff is text, until this is ended or the node stops"]
+        lines = ["every handoff is text, until this is ended (or the node stops, unless its kill_switch_file keeps it)"]
     if engaged and options.engaged == "off":
         lines = ["every handoff is still text: the catalog itself declares the kill switch"]
     _print(options, {"engaged": engaged}, lines)

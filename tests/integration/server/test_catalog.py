@@ -344,7 +344,7 @@ def test_the_commands_show_a_running_catalog_and_set_the_switch(file: Path) -> N
         switched = _kvbridge("kill-switch", "on", "--why", "a drill", *target)
         assert (switched.returncode, switched.stdout) == (
             0,
-            "every handoff is text, until this is ended or the node stops\n",
+            "every handoff is text, until this is ended (or the node stops, unless its kill_switch_file keeps it)\n",
         )
         shown = json.loads(_kvbridge("catalog", "show", "--json", *target).stdout)
         assert shown["file"] == str(file)
