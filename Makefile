@@ -6,6 +6,10 @@ PYTEST_ARGS ?=
 # What `make sim` runs: so many fresh seeds, or the one seed SEED with everything that happens in it.
 SEEDS ?= 1000
 SEED ?=
+# How long `make fuzz` draws inputs, what for (default: every decoder), and whether it adds what it found to the corpus.
+SECONDS ?= 600
+TARGETS ?=
+KEEP ?=
 # Test processes; 0 runs the tests in pytest's own process, where a debugger finds them.
 JOBS ?= 2
 
@@ -88,6 +92,10 @@ test-slow: setup ## Run the tests that take minutes
 .PHONY: sim
 sim: setup ## Run fresh seeds of the simulator (SEEDS=1000), or one again (SEED=...)
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+.PHONY: fuzz
+fuzz: setup ## Fuzz the decoders, guided by coverage (SECONDS=600, TARGETS="spec seal", KEEP=1 adds to the corpus)
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --jobs $(JOBS) $(if $(KEEP),--keep) $(TARGETS)
 
 .PHONY: test-gpu
 test-gpu: setup ## Run the tests that need a CUDA device

@@ -118,7 +118,7 @@ def decode_payload(message: pb.PayloadSummary, *, details: pb.GetPayloadResponse
     described = details is not None and details.HasField("descriptor")
     return PayloadInspection(
         reference=decode_reference(message.reference),
-        state=pb.PayloadState.Name(message.state).removeprefix("PAYLOAD_STATE_"),
+        state=_state(message.state),
         model=decode_model_tag(message.model),
         valid_length=message.valid_length,
         slot_bytes=message.slot_bytes,
@@ -130,3 +130,9 @@ def decode_payload(message: pb.PayloadSummary, *, details: pb.GetPayloadResponse
         ),
         descriptor=decode_descriptor(details.descriptor) if details is not None and described else None,
     )
+
+
+def _state(number: pb.PayloadState.ValueType) -> str:
+    """Return a state's name; of one that a newer bridge knows, its number."""
+    known = pb.PayloadState.DESCRIPTOR.values_by_number.get(number)
+    return str(number) if known is None else known.name.removeprefix("PAYLOAD_STATE_")

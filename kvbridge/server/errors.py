@@ -18,15 +18,15 @@ from kvbridge.node.state_file import NotPersistedError
 ERROR_DOMAIN = "kvbridge"
 """Domain of every `google.rpc.ErrorInfo` that a node sends."""
 _MEMORY_RETRY_SECONDS = 1
+TEXT_BYTES_MAX = 800
+"""Longest text in a status: it travels in headers, several times, and clients take only some kilobytes of those."""
 
 _Details: TypeAlias = Callable[[errors.BridgeError], list[Message]]
 
 
 def _field_details(error: errors.BridgeError) -> list[Message]:
-    field = getattr(error, "field", "")
-    violation = error_details_pb2.BadRequest.FieldViolation(
-        field=field, description=getattr(error, "problem", str(error))
-    )
+    problem = _shown(getattr(error, "problem", str(error)))
+    violation = error_details_pb2.BadRequest.FieldViolation(field=_field(error), description=problem)
     return [error_details_pb2.BadRequest(field_violations=[violation])]
 
 
@@ -36,7 +36,7 @@ def _retry_details(_: errors.BridgeError) -> list[Message]:
 
 def _limit_details(error: errors.BridgeError) -> list[Message]:
     limit = getattr(error, "limit", "")
-    violation = error_details_pb2.QuotaFailure.Violation(subject=limit, description=str(error))
+    violation = error_details_pb2.QuotaFailure.Violation(subject=_shown(limit), description=_shown(str(error)))
     return [error_details_pb2.QuotaFailure(violations=[violation]), *_retry_details(error)]
 
 
@@ -62,11 +62,20 @@ def to_status(error: errors.BridgeError) -> grpc.Status:
         ((code, reason, details) for kind, code, reason, details in _ROWS if isinstance(error, kind)),
         (code_pb2.INTERNAL, "INTERNAL", lambda _: []),
     )
-    field = getattr(error, "field", "")
+    field = _field(error)
     about = error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata={"field": field} if field else {})
     packed = [_pack(message) for message in [about, *details(error)]]
-    status: grpc.Status = rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=packed))
+    status: grpc.Status = rpc_status.to_status(status_pb2.Status(code=code, message=_shown(str(error)), details=packed))
     return status
+
+
+def _field(error: errors.BridgeError) -> str:
+    return _shown(getattr(error, "field", ""))
+
+
+def _shown(text: str) -> str:
+    """Return what fits a status: not too long, and without what UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
 
 
 def _pack(message: Message) -> any_pb2.Any:

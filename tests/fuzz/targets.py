@@ -1,0 +1,9 @@
+"""Every decoder by its name."""
+
+from __future__ import annotations
+
+from tests.fuzz.files import FILES
+from tests.fuzz.messages import MESSAGES
+from tests.fuzz.sockets import SOCKETS
+
+TARGETS = dict(sorted({**MESSAGES, **FILES, **SOCKETS}.items()))
