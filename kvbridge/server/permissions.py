@@ -44,6 +44,7 @@ _HANDOFF: Final = {
     "Abort": _PUBLISH,
     "Upload": _PUBLISH,
     "Acquire": _CONSUME,
+    "Prefetch": _CONSUME,
     "Download": _TAKE,
     "Renew": _KEEP,
     "Release": _KEEP,
