@@ -49,6 +49,9 @@ class WrongStateError(BridgeError):
 class MemoryExhaustedError(BridgeError):
     """The arena cannot lend a slot of this size, even after evicting what nobody references."""
 
+    retry_after_seconds: float = 1.0
+    """When it may make sense to ask again."""
+
     def __init__(self, requested_bytes: int, available_bytes: int, arena_bytes: int) -> None:
         """Report the request beside what could have been had at most in one piece."""
         super().__init__(
@@ -63,11 +66,20 @@ class MemoryExhaustedError(BridgeError):
 class LimitExceededError(BridgeError):
     """A configured limit on a count or size is reached."""
 
-    def __init__(self, limit: str, value_max: int) -> None:
+    def __init__(self, limit: str, value_max: float) -> None:
         """Name the `limit` as the configuration names it."""
         super().__init__(f"{limit}: the limit of {value_max} is reached")
         self.limit = limit
         self.value_max = value_max
+
+
+class TooManyRequestsError(LimitExceededError):
+    """A tenant makes more calls than its quota allows."""
+
+    def __init__(self, limit: str, value_max: float, retry_after_seconds: float) -> None:
+        """Name the `limit` and say when the next call may be made."""
+        super().__init__(limit, value_max)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class UnavailableError(BridgeError):

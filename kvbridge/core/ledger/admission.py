@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from kvbridge.core.descriptor import PayloadSpec
 from kvbridge.core.errors import InvalidFieldError, LimitExceededError, MemoryExhaustedError
+from kvbridge.core.ledger.entries import PayloadEntry
 from kvbridge.core.ledger.lifecycle import Lifecycle
+from kvbridge.core.ledger.pressure import Pressure
 from kvbridge.core.ledger.states import PayloadEvent
 from kvbridge.core.reasons import Reason
 
@@ -14,9 +16,10 @@ from kvbridge.core.reasons import Reason
 class Admission:
     """Checks limits and makes room in the arena."""
 
-    def __init__(self, life: Lifecycle) -> None:
-        """Check the tables of `life` against its limits."""
+    def __init__(self, life: Lifecycle, pressure: Pressure) -> None:
+        """Check the tables of `life` against its limits, and its arena against the hard watermark."""
         self._life = life
+        self._pressure = pressure
         self._limits = life.limits
 
     def __repr__(self) -> str:
@@ -68,16 +71,22 @@ class Admission:
         Raises:
             MemoryExhaustedError: no slot can be had; nothing was evicted.
         """
-        if not self._life.slots.allocator.fits(slot_bytes):
+        if self._pressure.is_over(slot_bytes) or not self._life.slots.allocator.fits(slot_bytes):
             self._settle_all(now)
         try:
-            victims = self._life.slots.victims_for(slot_bytes)
+            victims = self._victims_for(slot_bytes)
         except MemoryExhaustedError as error:
+            error.retry_after_seconds = self._pressure.retry_after_seconds(now=now)
             self._life.refuse(now=now, spec=spec, reason=Reason.MEMORY_EXHAUSTED, detail=str(error))
             raise
         for victim in victims:
             detail = "it was evicted because its memory was needed and nobody referenced it"
             self._life.end(victim, PayloadEvent.EVICT, at=now, reason=Reason.MEMORY_EXHAUSTED, detail=detail)
+
+    def _victims_for(self, slot_bytes: int) -> list[PayloadEntry]:
+        if self._pressure.is_over(slot_bytes):
+            raise self._pressure.refusal(slot_bytes)
+        return self._life.slots.victims_for(slot_bytes)
 
     def _require(self, check: Callable[[], None], *, now: float) -> None:
         """Run a check that refuses; if it does, process whatever is due and run it again."""

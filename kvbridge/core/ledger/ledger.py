@@ -25,6 +25,7 @@ from kvbridge.core.ledger.effects import Effect
 from kvbridge.core.ledger.entries import PayloadEntry, ReferenceEntry
 from kvbridge.core.ledger.lifecycle import Lifecycle
 from kvbridge.core.ledger.limits import LedgerLimits
+from kvbridge.core.ledger.pressure import Pressure
 from kvbridge.core.ledger.records import (
     Committed,
     Grant,
@@ -51,7 +52,8 @@ class Ledger:
         """Start with an empty arena of `arena_bytes`, a multiple of the page; `new_token` never repeats itself."""
         self._life = Lifecycle(arena_bytes, limits)
         self._claims = Claims(self._life)
-        self._admission = Admission(self._life)
+        self._pressure = Pressure(self._life)
+        self._admission = Admission(self._life, self._pressure)
         self._limits = limits
         self._new_token = new_token
         self._now = -math.inf
@@ -309,6 +311,21 @@ class Ledger:
         """Process at most `events_max` deadlines that are due and tell whether more are."""
         self._tick(now)
         return self._life.settle(now=now, events_max=events_max)
+
+    @property
+    def pressed(self) -> bool:
+        """Tell whether `relieve` has something to do."""
+        return self._pressure.is_high
+
+    def relieve(self, *, now: float, events_max: int) -> bool:
+        """Evict what nobody references, least recently used first, until the arena is below the soft watermark.
+
+        At most `events_max` go; tells whether more should. Nobody goes before everything that is due has gone.
+        """
+        self._tick(now)
+        return self._life.settle(now=now, events_max=events_max) or self._pressure.relieve(
+            now=now, victims_max=events_max
+        )
 
     def next_deadline(self) -> float | None:
         """Return when `advance` has something to do next; absent if nothing has a deadline."""

@@ -28,6 +28,10 @@ class LedgerLimits:
     """Bytes of text, tokens, keys and details of all tombstones."""
     expired_tokens_max: int = 65_536
     """Expired references without residue that `release` can still name as expired."""
+    memory_soft_watermark: float = 1.0
+    """Share of the arena above which unreferenced payloads are evicted by `relieve`; at most 1, which is never."""
+    memory_hard_watermark: float = 1.0
+    """Share of the arena that may be taken by what cannot be evicted; at most 1, which is all of it."""
     events_per_call_max: int = 64
     """Deadlines that one call processes on the side before it does its own work."""
     reservation_ttl_seconds: float = 60.0
@@ -51,5 +55,7 @@ class LedgerLimits:
             value = getattr(self, field.name)
             assert math.isfinite(value), field.name
             assert value > 0 or (value == 0 and field.name in _MAY_BE_ZERO), field.name
+        assert self.memory_soft_watermark <= 1, self
+        assert self.memory_hard_watermark <= 1, self
         assert self.linger_seconds_default <= self.linger_seconds_max, self
         assert self.ttl_seconds_default <= self.ttl_seconds_max, self

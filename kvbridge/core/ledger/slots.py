@@ -46,6 +46,17 @@ class SlotTable:
         """Return the bytes of all slots in these states."""
         return sum(self._bytes[state] for state in states)
 
+    @property
+    def evictable_payloads(self) -> int:
+        """Return how many payloads could be evicted."""
+        return len(self._by_use)
+
+    def least_recently_used(self) -> PayloadEntry:
+        """Return the first that should be evicted; there must be one."""
+        top = self._by_use.peek()
+        assert top is not None, self
+        return top[1]
+
     def victims_for(self, slot_bytes: int) -> list[PayloadEntry]:
         """Return whom to evict so that `slot_bytes` fit; nobody if they fit already.
 

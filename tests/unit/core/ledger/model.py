@@ -103,6 +103,13 @@ class Model:
         free = [row for row in rows if not self.referenced(row) and not self.residues(row)]
         return sorted(free, key=lambda row: row.used)
 
+    def lent_bytes(self) -> int:
+        return sum(row.length for row in self.rows.values())
+
+    def kept_bytes(self) -> int:
+        """Return the bytes that no eviction would free."""
+        return self.lent_bytes() - sum(row.length for row in self.evictable())
+
     def fits(self, length: int, without: Iterable[Row] = ()) -> bool:
         """Tell whether a gap of this length exists if some payloads were not there."""
         gone = set(without)

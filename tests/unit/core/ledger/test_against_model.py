@@ -58,7 +58,8 @@ class AnyLife(LedgerMachine):
         """Reserve; whoever is evicted must have been necessary and least recently used."""
         self.settle()
         length = pages * PAGE_BYTES
-        possible = self.model.fits(length, self.model.evictable())
+        below_hard = self.model.kept_bytes() + length <= LIMITS.memory_hard_watermark * PAGES * PAGE_BYTES
+        possible = below_hard and self.model.fits(length, self.model.evictable())
         refusal: type[BridgeError] | None = None if possible else MemoryExhaustedError
         if len(self.model.rows) >= LIMITS.payloads_max or self.no_reference_left(client):
             refusal = LimitExceededError
@@ -310,6 +311,19 @@ class AnyLife(LedgerMachine):
         while self.do(self.ledger.advance, None, events_max=2):
             pass
         self.settle()
+
+    @rule()
+    def relieve(self) -> None:
+        """Keep some memory free: the least recently used go, one after the other, and never the last one."""
+        while self.do(self.ledger.relieve, None, events_max=2):
+            pass
+        self.settle()
+        while self.model.lent_bytes() > LIMITS.memory_soft_watermark * PAGES * PAGE_BYTES:
+            evictable = self.model.evictable()
+            if len(evictable) < 2:
+                break
+            self.model.end(evictable[0], PayloadState.DRAINING, Reason.MEMORY_EXHAUSTED)
+        assert not self.ledger.pressed
 
     @rule(key=keys, data=st.data())
     def find(self, key: str, data: st.DataObject) -> None:
