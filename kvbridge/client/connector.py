@@ -68,8 +68,8 @@ class Connector:
         try:
             return session, session.call(method, request, deadline)
         except CallFailedError as failure:
-            if failure.code is grpc.StatusCode.UNAUTHENTICATED:
-                session.close()  # The bridge does not know it any more.
+            if failure.session_ended:
+                session.close()
             if session.alive or deadline.passed:
                 if failure.unanswered:
                     unanswered(session)

@@ -13,6 +13,8 @@ from kvbridge.client.errors import ArgumentValueError
 from kvbridge.core.errors import BridgeError
 from kvbridge.core.reasons import Reason
 
+UNAUTHENTICATED = "UNAUTHENTICATED"
+"""The `google.rpc.ErrorInfo` reason of a node to which nothing proves who calls."""
 DRAINING = "DRAINING"
 """The `google.rpc.ErrorInfo` reason of a node that is shutting down."""
 
@@ -58,6 +60,12 @@ class CallFailedError(BridgeError):
     def draining(self) -> bool:
         """Tell whether the node refuses because it is shutting down."""
         return self.about == DRAINING
+
+    @property
+    def session_ended(self) -> bool:
+        """Tell whether the bridge does not know the session any more."""
+        # A proof that is not taken is no end: the next one may be, and leases of a client by value hang on its name.
+        return self.code is grpc.StatusCode.UNAUTHENTICATED and self.about != UNAUTHENTICATED
 
     @property
     def unanswered(self) -> bool:

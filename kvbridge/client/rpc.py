@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.failures import CallFailedError, failure_of
+from kvbridge.client.security import ChannelSecurity
+from kvbridge.core.access.fields import CLIENT_FIELD
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
 from kvbridge.v1.inspect_service_pb2_grpc import InspectServiceStub
 
-CLIENT_METADATA: Final = "kvbridge-client"
-"""The metadata entry that names the client."""
 MESSAGE_BYTES_MAX = 64 << 20
 """Largest message that is accepted: room for the longest text and token list together."""
 
@@ -36,12 +36,14 @@ Method: TypeAlias = Callable[["Rpc"], Callable[..., _Answer]]
 class Rpc:
     """A channel; closed for good by `close`."""
 
-    def __init__(self, grpc_target: str, credentials: grpc.ChannelCredentials | None) -> None:
-        """Prepare to connect at the first call; without `credentials` there is no transport security."""
-        if credentials is None:
-            self._channel = grpc.insecure_channel(grpc_target, options=_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(grpc_target, credentials, options=_OPTIONS)
+    def __init__(self, grpc_target: str, security: ChannelSecurity) -> None:
+        """Prepare to connect at the first call.
+
+        Raises:
+            CallFailedError: the files that secure the channel cannot be used.
+        """
+        self._security = security
+        self._channel = security.channel(grpc_target, _OPTIONS)
         self.handoff = HandoffServiceStub(self._channel)
         self.inspect = InspectServiceStub(self._channel)
         self.catalog = CatalogServiceStub(self._channel)
@@ -61,6 +63,18 @@ class Rpc:
         """Close the channel; calls under way fail."""
         self._channel.close()
 
+    def metadata(self, client: str) -> tuple[tuple[str, str], ...]:
+        """Return what says, and proves, who makes a call.
+
+        Raises:
+            CallFailedError: the proof cannot be read.
+        """
+        return ((CLIENT_FIELD, client), *self._security.metadata())
+
+    def failure(self, error: grpc.RpcError) -> CallFailedError:
+        """Return what `error`, raised by a call through this channel, says."""
+        return self._security.explained(failure_of(error))
+
     def call(self, method: Callable[..., _Answer], request: Any, deadline: Deadline, client: str) -> _Answer:
         """Make one call.
 
@@ -70,9 +84,9 @@ class Rpc:
         if deadline.passed:  # gRPC may still answer from what has already arrived.
             raise CallFailedError.timed_out("the call")
         try:
-            return method(request, timeout=deadline.remaining_seconds, metadata=((CLIENT_METADATA, client),))
+            return method(request, timeout=deadline.remaining_seconds, metadata=self.metadata(client))
         except grpc.RpcError as error:
-            raise failure_of(error) from error
+            raise self.failure(error) from error
         except ValueError as error:  # What grpc raises for a channel that another thread has closed.
             raise CallFailedError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
 
@@ -85,6 +99,6 @@ class Rpc:
                     raise CallFailedError.timed_out("the download")
                 yield message
         except grpc.RpcError as error:
-            raise failure_of(error) from error
+            raise self.failure(error) from error
         finally:
             cast("Any", messages).cancel()

@@ -21,6 +21,11 @@ class Target:
     """Path of the descriptor socket; absent for clients by value."""
 
     @property
+    def is_unix(self) -> bool:
+        """Tell whether it is a unix socket of this host."""
+        return self.grpc_target.startswith(_UNIX_SCHEME)
+
+    @property
     def by_value(self) -> bool:
         """Tell whether tensors travel through gRPC instead of shared memory."""
         return self.descriptor_socket is None

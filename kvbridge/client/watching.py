@@ -18,7 +18,6 @@ from kvbridge.client.connector import Connector
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.errors import BridgeForkedError
 from kvbridge.client.failures import CallFailedError, failure_of
-from kvbridge.client.rpc import CLIENT_METADATA
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.events import Event, EventsLost
 from kvbridge.v1 import handoff_service_pb2 as pb
@@ -104,6 +103,7 @@ class Watch:
             message = next(self._call, None)
         except grpc.RpcError as error:
             self._fail(failure_of(error))
+            self._connector.connect_anew()
         except CallFailedError as failure:
             self._fail(failure)
         except ValueError as error:  # What grpc raises for a channel that another thread has closed.
@@ -125,9 +125,8 @@ class Watch:
         if session.client != self._client:
             self._client, self._sequence = session.client, 0
         request = pb.WatchRequest(after_sequence=self._sequence)
-        self._call = session.streaming().handoff.Watch(
-            request, timeout=STREAM_SECONDS_MAX, metadata=((CLIENT_METADATA, session.client),)
-        )
+        rpc = session.streaming()
+        self._call = rpc.handoff.Watch(request, timeout=STREAM_SECONDS_MAX, metadata=rpc.metadata(session.client))
         if self._closed.is_set():  # By another thread, which did not see this stream.
             self._end_stream()
         return lost
@@ -145,7 +144,7 @@ class Watch:
         was_open, self.is_open = self.is_open, False
         if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and was_open:
             return
-        if failure.code is grpc.StatusCode.UNAUTHENTICATED:
+        if failure.session_ended:
             self._forget_session()
         self.problem = str(failure)
         self._pause_seconds = min(max(2 * self._pause_seconds, PAUSE_SECONDS_MIN), PAUSE_SECONDS_MAX)

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import kvbridge
+from kvbridge.commands.connecting import add_target, connected
 from kvbridge.core.tags import ModelTag
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def add_commands(commands: Any) -> None:
     text = "measure what a model's prefill takes here and tell a bridge, which then knows what pays"
     calibrate = commands.add_parser("calibrate", help=text, description=text.capitalize() + ".")
     calibrate.add_argument("--model", required=True, metavar="FOLDER", help="a checkpoint as transformers saves it")
-    calibrate.add_argument("--target", help="unix:/path or host:port; by default this host's bridge")
+    add_target(calibrate)
     calibrate.add_argument(
         "--tokens",
         type=_lengths,
@@ -66,7 +66,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     model, tokenizer = load_local(options.model, dtype=options.dtype)
     port = ModelPort(model, tokenizer, name=options.name)
     measured = []
-    with kvbridge.connect(options.target) as bridge:
+    with connected(options) as bridge:
         for one in calibrate(model, port, bridge, options.tokens, repeats=options.repeats):
             measured.append(one)
             sys.stderr.write(f"{one.tokens} tokens: {one.prefill_seconds:.3f} s\n")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict
 
-import kvbridge
 from kvbridge.catalog_file import CatalogFileError, load_catalog_file
+from kvbridge.commands.connecting import add_target, connected
 from kvbridge.core.catalog import Catalog, ModelPattern, RouteMode, RoutePolicy
 from kvbridge.wire.catalog import encode_catalog
 
@@ -28,8 +28,8 @@ def add_commands(commands: Any) -> None:
     ).add_subparsers(required=True, metavar="COMMAND")
     check = _add(catalog, "check", "say whether a catalog file would run, and what it declares", _check)
     check.add_argument("file", metavar="FILE", help="YAML file, as for `kvbridge serve --catalog`")
-    _add_target(_add(catalog, "show", "show the catalog of a running bridge, and how its breakers stand", _show))
-    switch = _add_target(_add(commands, "kill-switch", "turn every handoff into text, or end that", _switch))
+    add_target(_add(catalog, "show", "show the catalog of a running bridge, and how its breakers stand", _show))
+    switch = add_target(_add(commands, "kill-switch", "turn every handoff into text, or end that", _switch))
     switch.add_argument("engaged", choices=["on", "off"])
     switch.add_argument("--why", required=True, help="for those who find the switch later")
 
@@ -38,11 +38,6 @@ def _add(commands: Any, name: str, text: str, run: Callable[[argparse.Namespace]
     command = commands.add_parser(name, help=text, description=text.capitalize() + ".")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run)
-    return command
-
-
-def _add_target(command: Any) -> Any:
-    command.add_argument("--target", help="unix:/path or host:port; by default this host's bridge")
     return command
 
 
@@ -60,7 +55,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    with kvbridge.connect(options.target) as bridge:
+    with connected(options) as bridge:
         running, aligners, routes = bridge.admin.catalog(), bridge.admin.aligners(), bridge.admin.routes()
     fields = {
         "version": running.version,
@@ -78,7 +73,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _switch(options: argparse.Namespace) -> int:
-    with kvbridge.connect(options.target) as bridge:
+    with connected(options) as bridge:
         engaged = bridge.admin.set_kill_switch(engaged=options.engaged == "on", why=options.why)
     lines = ["handoffs go by their routes again"]
     if engaged:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict
 
-import kvbridge
+from kvbridge.commands.connecting import add_target, connected
 from kvbridge.core.reasons import SDK_ONLY_REASONS, Reason
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add_commands(commands: Any) -> None:
         help="the newest handoff with a part that fell back for this reason, such as TOKENS_MISMATCH",
     )
     source = command.add_mutually_exclusive_group()
-    source.add_argument("--target", help="unix:/path or host:port; by default this host's bridge")
+    add_target(command, among=source)
     source.add_argument("--file", metavar="FILE", help="read this journal and its older files instead")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=_explain, refuse=command.error)
@@ -62,7 +62,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _from_bridge(options: argparse.Namespace) -> HandoffRecord | None:
-    with kvbridge.connect(options.target) as bridge:
+    with connected(options) as bridge:
         return bridge.explain(options.id, reason=options.reason)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict
 
-import kvbridge
+from kvbridge.commands.connecting import add_target, connected
 from kvbridge.wire import encode_descriptor
 
 if TYPE_CHECKING:
@@ -33,28 +33,28 @@ def add_commands(commands: Any) -> None:
 
 def _add(commands: Any, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> Any:
     command = commands.add_parser(name, help=text, description=text.capitalize() + ".")
-    command.add_argument("--target", help="unix:/path or host:port; by default this host's bridge")
+    add_target(command)
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run)
     return command
 
 
 def _node(options: argparse.Namespace) -> int:
-    with kvbridge.connect(options.target) as bridge:
+    with connected(options) as bridge:
         node = bridge.node()
     _show(options, _node_fields(node), _node_lines(node))
     return 0
 
 
 def _payloads(options: argparse.Namespace) -> int:
-    with kvbridge.connect(options.target) as bridge:
+    with connected(options) as bridge:
         found = bridge.payloads(options.prefix)
     _show(options, [_summary(payload) for payload in found], _payload_lines(found))
     return 0
 
 
 def _payload(options: argparse.Namespace) -> int:
-    with kvbridge.connect(options.target) as bridge:
+    with connected(options) as bridge:
         found = bridge.payload(options.key, options.generation)
     if found is None:
         _show(options, None, ["no payload occupies memory under this key and generation"])

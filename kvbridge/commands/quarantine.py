@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import kvbridge
+from kvbridge.commands.connecting import add_target, connected
 from kvbridge.core.catalog.route import ModelPattern
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import InvalidFieldError
@@ -49,14 +49,14 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_common(command: Any) -> None:
-    command.add_argument("--target", help="unix:/path or host:port; by default this host's bridge")
+    add_target(command)
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _quarantine(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if (options.action is None) is (options.on is None):
         parser.error("say what to quarantine: one of --model, --aligner and --payload; or list")
-    with kvbridge.connect(options.target) as bridge:
+    with connected(options) as bridge:
         if options.action == "list":
             found = bridge.quarantines.in_force()
             _show(options, [_fields(quarantine) for quarantine in found], _list_lines(found))
@@ -67,7 +67,7 @@ def _quarantine(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 
 def _unquarantine(options: argparse.Namespace) -> int:
-    with kvbridge.connect(options.target) as bridge:
+    with connected(options) as bridge:
         bridge.quarantines.lift(options.quarantine_id)
     words = f"{options.quarantine_id} has ended for payloads that are published from now on"
     _show(options, {"quarantine_id": options.quarantine_id, "ended": True}, [words])
