@@ -100,9 +100,10 @@ class _Reading:
 
     def _quota(self, tenant: pb.AccessTenant, path: str) -> TenantQuota:
         given = {field.name: value for field, value in tenant.ListFields() if field.name != "name"}
-        for name, value in given.items():
-            self._check(value > 0, f"{path}.{name}", "must be positive; leave it out for what holds for each tenant")
-        return TenantQuota(**given)
+        quota = TenantQuota(**given)
+        for name, problem in quota.problems():
+            self._check(False, f"{path}.{name}", problem)  # noqa: FBT003 - it takes no name
+        return quota
 
     def _grant(self, entry: pb.AccessPrincipal, path: str, tenants: Iterable[str]) -> Grant:
         self._check(entry.name != OWNER_NAME, f"{path}.name", "is the name of whoever owns the node")

@@ -97,6 +97,7 @@ class AccessTenant(_message.Message):
     REFERENCES_MAX_FIELD_NUMBER: _builtins.int
     REQUESTS_PER_SECOND_FIELD_NUMBER: _builtins.int
     REQUESTS_BURST_FIELD_NUMBER: _builtins.int
+    CALLS_MAX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Required. Letters, digits, dots, underscores and hyphens."""
     arena_bytes: _builtins.int
@@ -109,6 +110,8 @@ class AccessTenant(_message.Message):
     """How many calls it may make per second in the long run; as many as come if it is left out."""
     requests_burst: _builtins.int
     """How many calls it may make at once after a pause; those of one second if it is left out."""
+    calls_max: _builtins.int
+    """How many of its calls may be under way at once; an equal share of what the node takes if it is left out."""
     def __init__(
         self,
         *,
@@ -118,13 +121,16 @@ class AccessTenant(_message.Message):
         references_max: _builtins.int | None = ...,
         requests_per_second: _builtins.float | None = ...,
         requests_burst: _builtins.int | None = ...,
+        calls_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_arena_bytes", b"_arena_bytes", "_payloads_max", b"_payloads_max", "_references_max", b"_references_max", "_requests_burst", b"_requests_burst", "_requests_per_second", b"_requests_per_second", "arena_bytes", b"arena_bytes", "payloads_max", b"payloads_max", "references_max", b"references_max", "requests_burst", b"requests_burst", "requests_per_second", b"requests_per_second"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_arena_bytes", b"_arena_bytes", "_calls_max", b"_calls_max", "_payloads_max", b"_payloads_max", "_references_max", b"_references_max", "_requests_burst", b"_requests_burst", "_requests_per_second", b"_requests_per_second", "arena_bytes", b"arena_bytes", "calls_max", b"calls_max", "payloads_max", b"payloads_max", "references_max", b"references_max", "requests_burst", b"requests_burst", "requests_per_second", b"requests_per_second"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arena_bytes", b"_arena_bytes", "_payloads_max", b"_payloads_max", "_references_max", b"_references_max", "_requests_burst", b"_requests_burst", "_requests_per_second", b"_requests_per_second", "arena_bytes", b"arena_bytes", "name", b"name", "payloads_max", b"payloads_max", "references_max", b"references_max", "requests_burst", b"requests_burst", "requests_per_second", b"requests_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arena_bytes", b"_arena_bytes", "_calls_max", b"_calls_max", "_payloads_max", b"_payloads_max", "_references_max", b"_references_max", "_requests_burst", b"_requests_burst", "_requests_per_second", b"_requests_per_second", "arena_bytes", b"arena_bytes", "calls_max", b"calls_max", "name", b"name", "payloads_max", b"payloads_max", "references_max", b"references_max", "requests_burst", b"requests_burst", "requests_per_second", b"requests_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__arena_bytes: _TypeAlias = _typing.Literal["arena_bytes"]  # noqa: Y015
     _WhichOneofArgType__arena_bytes: _TypeAlias = _typing.Literal["_arena_bytes", b"_arena_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__calls_max: _TypeAlias = _typing.Literal["calls_max"]  # noqa: Y015
+    _WhichOneofArgType__calls_max: _TypeAlias = _typing.Literal["_calls_max", b"_calls_max"]  # noqa: Y015
     _WhichOneofReturnType__payloads_max: _TypeAlias = _typing.Literal["payloads_max"]  # noqa: Y015
     _WhichOneofArgType__payloads_max: _TypeAlias = _typing.Literal["_payloads_max", b"_payloads_max"]  # noqa: Y015
     _WhichOneofReturnType__references_max: _TypeAlias = _typing.Literal["references_max"]  # noqa: Y015
@@ -135,6 +141,8 @@ class AccessTenant(_message.Message):
     _WhichOneofArgType__requests_per_second: _TypeAlias = _typing.Literal["_requests_per_second", b"_requests_per_second"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__arena_bytes) -> _WhichOneofReturnType__arena_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__calls_max) -> _WhichOneofReturnType__calls_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__payloads_max) -> _WhichOneofReturnType__payloads_max | None: ...
     @_typing.overload
