@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -74,6 +75,8 @@ def _add_serve(commands: Any) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    # gRPC would write a line of its own for every handshake that fails, and anybody can make handshakes fail.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported here because a bridge loads torch, and the other commands need not wait for it.
     import torch
 

@@ -1,6 +1,6 @@
 """Certificates, keys and tokens in files that change while a process runs, and what secures connections by them."""
 
-from kvbridge.tls.certificate import CertificateError, expires_at
+from kvbridge.tls.certificate import CertificateError, validity_of
 from kvbridge.tls.contexts import client_context, server_context
 from kvbridge.tls.files import TlsFileError, TlsFiles, TlsMaterial, read_material
 from kvbridge.tls.keeper import TlsKeeper, TlsStanding
@@ -18,8 +18,8 @@ __all__ = [
     "TokenFile",
     "TokenFileError",
     "client_context",
-    "expires_at",
     "read_material",
     "server_context",
     "subjects_of",
+    "validity_of",
 ]

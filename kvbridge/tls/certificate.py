@@ -1,4 +1,4 @@
-"""When a certificate expires, from its DER encoding: no library that a node has anyway tells it without a handshake.
+"""How long a certificate is valid, from its DER encoding: no library that a node has anyway tells it without a handshake.
 
     Certificate ::= SEQUENCE { tbsCertificate SEQUENCE { [0] version OPTIONAL, serialNumber INTEGER,
         signature SEQUENCE, issuer SEQUENCE, validity SEQUENCE { notBefore Time, notAfter Time }, ... }, ... }
@@ -27,8 +27,8 @@ class CertificateError(BridgeError):
     """What ought to be a certificate is none."""
 
 
-def expires_at(pem: bytes) -> float:
-    """Return when the first certificate in `pem` expires, in seconds of Unix time.
+def validity_of(pem: bytes) -> tuple[float, float]:
+    """Return from when until when the first certificate in `pem` is valid, in seconds of Unix time.
 
     Raises:
         CertificateError: there is none.
@@ -38,21 +38,25 @@ def expires_at(pem: bytes) -> float:
         raise CertificateError("holds no PEM certificate")
     try:
         encoded = ssl.PEM_cert_to_DER_cert(pem[begin : end + len(_END)].decode("ascii"))
-        return _not_after(encoded).timestamp()
+        begin, end = _validity(encoded)
+        return begin.timestamp(), end.timestamp()
     except (ValueError, IndexError, binascii.Error) as error:
         raise CertificateError("holds a certificate that cannot be read") from error
 
 
-def _not_after(encoded: bytes) -> datetime:
+def _validity(encoded: bytes) -> tuple[datetime, datetime]:
     to_be_signed = _element(_element(encoded, _SEQUENCE)[0], _SEQUENCE)[0]
     if to_be_signed[0] == _VERSION:
         to_be_signed = _element(to_be_signed, _VERSION)[1]
     for _ in range(_BEFORE_VALIDITY):
         to_be_signed = _element(to_be_signed, to_be_signed[0])[1]
     validity = _element(to_be_signed, _SEQUENCE)[0]
-    validity = _element(validity, validity[0])[1]
-    kind = validity[0]
-    text = _element(validity, kind)[0].decode("ascii")
+    begin, rest = _element(validity, validity[0])
+    return _time(validity[0], begin), _time(rest[0], _element(rest, rest[0])[0])
+
+
+def _time(kind: int, encoded: bytes) -> datetime:
+    text = encoded.decode("ascii")
     if kind == _UTC_TIME:
         text = ("19" if int(text[:2]) >= _TWO_DIGIT_YEARS_FROM else "20") + text
     elif kind != _GENERALIZED_TIME:

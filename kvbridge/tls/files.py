@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from kvbridge.core.errors import BridgeError
-from kvbridge.tls.certificate import CertificateError, expires_at
+from kvbridge.tls.certificate import CertificateError, validity_of
 
 FILE_BYTES_MAX = 1 << 20
 """Largest file that is read: thousands of certificates."""
@@ -45,8 +45,10 @@ class TlsMaterial:
     """Its private key."""
     ca: bytes = field(default=b"", repr=False)
     """The authorities; empty if there are none."""
+    valid_from: float = 0.0
+    """From when the certificate is valid, in seconds of Unix time."""
     expires_at: float | None = None
-    """When the certificate expires, in seconds of Unix time."""
+    """When the certificate expires; None if there is none."""
 
     def is_expired(self) -> bool:
         """Tell whether the certificate is of no use any more."""
@@ -65,9 +67,10 @@ def read_material(files: TlsFiles) -> TlsMaterial:
             _require_certificate(path, content)
     if b"ENCRYPTED" in key:
         raise TlsFileError(f"{files.key}: the key is encrypted; nobody is there to give a password")
-    return TlsMaterial(
-        certificate=certificate, key=key, ca=ca, expires_at=expires_at(certificate) if certificate else None
-    )
+    if not certificate:
+        return TlsMaterial(ca=ca)
+    valid_from, expires_at = validity_of(certificate)
+    return TlsMaterial(certificate=certificate, key=key, ca=ca, valid_from=valid_from, expires_at=expires_at)
 
 
 def read_file(path: str) -> bytes:
@@ -92,6 +95,6 @@ def read_file(path: str) -> bytes:
 
 def _require_certificate(path: str, content: bytes) -> None:
     try:
-        expires_at(content)
+        validity_of(content)
     except CertificateError as error:
         raise TlsFileError(f"{path}: {error}") from error

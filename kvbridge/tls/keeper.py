@@ -21,6 +21,8 @@ from kvbridge.tls.files import TlsFileError, TlsFiles, TlsMaterial, read_materia
 from kvbridge.tls.signatures import Signature, is_settled, signature_of
 
 _WARN_AGAIN_SECONDS = 3600.0
+_WARNING_SHARE_MAX = 0.2
+"""Certificates that last for hours are renewed every few hours."""
 
 _log = logging.getLogger(__name__)
 
@@ -167,8 +169,8 @@ class TlsKeeper:
         expires_at, now = self.material.expires_at, time.monotonic()
         if expires_at is None or now - self._warned_at < _WARN_AGAIN_SECONDS:
             return
-        left = expires_at - time.time()
-        if left < self._warning_seconds:
+        left, valid_seconds = expires_at - time.time(), expires_at - self.material.valid_from
+        if left < min(self._warning_seconds, valid_seconds * _WARNING_SHARE_MAX):
             self._warned_at = now
             _log.warning(
                 "the certificate %s",
