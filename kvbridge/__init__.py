@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from kvbridge.client.handoffs import Handoff
     from kvbridge.client.kv_views import KvView
     from kvbridge.client.plan_handoffs import PlanHandoff
+    from kvbridge.client.prefetching import Prefetch, PrefetchState
     from kvbridge.client.publications import Publication
     from kvbridge.client.quarantining import QuarantinedPayload, QuarantineNotPersistedError, QuarantineOutcome
     from kvbridge.client.security import Tls
@@ -132,6 +133,8 @@ __all__ = [
     "PolicyOverrides",
     "PositionEncoding",
     "PositionKind",
+    "Prefetch",
+    "PrefetchState",
     "Publication",
     "PublicationClosedError",
     "Quarantine",
@@ -164,6 +167,7 @@ _CLIENT_MODULES = (
     "handoffs",
     "kv_views",
     "plan_handoffs",
+    "prefetching",
     "publications",
     "quarantining",
     "security",

@@ -33,6 +33,7 @@ _ARENA_BYTES_MAX = 1 << 50
 _MAXIMA = {
     "arena_bytes": _ARENA_BYTES_MAX,
     "tombstone_bytes_max": _ARENA_BYTES_MAX,
+    "prefetch_bytes_max": _ARENA_BYTES_MAX,
     "journal_file_bytes_max": _ARENA_BYTES_MAX,
     "journal_files_max": JOURNAL_FILES_MAX,
     "answer_bytes_remembered_max": _ARENA_BYTES_MAX,
@@ -250,6 +251,16 @@ class BridgeConfig:
     """How often the directory and every other node hear of this one."""
     advertise: str = ""
     """Address at which other nodes reach this one, told to the directory; empty for `listen`."""
+    replica_linger_seconds: float = 300.0
+    """How long a replica of another node's payload stays when nobody references it."""
+    prefetch_seconds: float = 60.0
+    """How long a payload that is prefetched may take."""
+    prefetches_max: int = 64
+    """Most payloads that are prefetched at once, for each tenant."""
+    prefetches_per_client_max: int = 16
+    """Most of them that one client may have asked for."""
+    prefetch_bytes_max: int = _GIB
+    """Most bytes that are prefetched at once, for each tenant."""
     upload_seconds_max: float = 600.0
     """How long one upload may take."""
     chunk_bytes: int = 1 << 20

@@ -11,8 +11,10 @@ from kvbridge.client.deadlines import Deadline
 from kvbridge.client.inspection import NodeInspection, PayloadInspection
 from kvbridge.client.inspector import Inspector
 from kvbridge.client.plans import PUBLISH_SECONDS_DEFAULT
+from kvbridge.client.prefetching import PREFETCH_SECONDS_DEFAULT, Prefetch, prefetch
 from kvbridge.client.quarantining import Quarantining
 from kvbridge.client.watching import Watch
+from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.reasons import Reason
 
 if TYPE_CHECKING:
@@ -94,6 +96,28 @@ class Operating(ABC):
             BridgeUnreachableError: the bridge does not answer.
         """
         return self._inspector(timeout).explain(handoff_id, reason)
+
+    def prefetch(
+        self,
+        *keys: str | PayloadReference,
+        within: float | None = None,
+        timeout: float = PREFETCH_SECONDS_DEFAULT,
+    ) -> list[Prefetch]:
+        """Ask the bridge to bring caches of other nodes over, so that they are here when a consumer acquires them.
+
+        It answers as soon as it knows of each whether it begins. Nothing is leased: the caches stay as long as replicas
+        do that nobody references. A bridge that is away or busy is an answer, too.
+
+        Args:
+            keys: Handoff references, such as `kvb://node/key@1`, each of which is answered for itself.
+            within: Seconds from now on after which the caches are of no use; what would take longer is refused.
+            timeout: Longest wait in seconds for the answer.
+
+        Raises:
+            ArgumentTypeError: an argument is of the wrong type; the error names it.
+            ArgumentValueError: an argument cannot be, here or in the bridge's eyes; the error names it.
+        """
+        return prefetch(self._connector, keys, within=within, timeout=timeout, check_usable=self._check_usable)
 
     # What the bridge object provides
 

@@ -23,6 +23,7 @@ from kvbridge.core.handoff_reference import SCHEME, HandoffReference, is_handoff
 from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Committed, Grant, Page, Payload, Rejected, Tombstone, Usage
 from kvbridge.core.plan import check_plan
+from kvbridge.core.reasons import Reason
 from kvbridge.directory import Directory
 from kvbridge.link.neighbour import Neighbours
 from kvbridge.link.port import NoPeers, Peers
@@ -43,6 +44,7 @@ from kvbridge.node.incarnations import Incarnations
 from kvbridge.node.journal import Journal
 from kvbridge.node.lending import UNKNOWN, Lent, Refused, lend, require_good
 from kvbridge.node.observation import Observation
+from kvbridge.node.prefetching import Prefetched, Prefetching, prefetch_limits, refused
 from kvbridge.node.probes import Probes
 from kvbridge.node.replicas import Replicas
 from kvbridge.node.reports import Reports
@@ -144,6 +146,16 @@ class Bridge:
             clock=clock,
         )
         self._sealing.on_committed = self.cluster.committed
+        fetching = Fetching(clock=clock, replicas=self.replicas)
+        self.prefetching = Prefetching(
+            clock=clock,
+            fetching=fetching,
+            replicas=self.replicas,
+            costs=self.costs,
+            quarantines=self.containment.quarantines,
+            limits=prefetch_limits(config),
+        )
+        self.journal.add_listener(self.prefetching.observe)
         self._acquiring = Acquiring(
             clock=clock,
             surroundings=Surroundings(
@@ -156,7 +168,7 @@ class Bridge:
             byte_checks=ByteChecks(
                 clock=clock, verifier=self._verifier, costs=self.costs.checks, background=self._background
             ),
-            fetching=Fetching(clock=clock, replicas=self.replicas),
+            fetching=fetching,
             texts=self.texts,
             journal=self.journal,
         )
@@ -199,6 +211,7 @@ class Bridge:
     async def drain(self, timeout_seconds: float) -> bool:
         """Give no new leases, wait for the live ones, and tell whether all came home in time."""
         self.draining = True
+        await self.prefetching.stop()
         self.containment.drain(timeout_seconds)
         ends_at = self._clock() + timeout_seconds
         while any(usage.leases for usage in self.usages()):
@@ -210,6 +223,7 @@ class Bridge:
     async def close(self) -> None:
         """Stop, let running checks end, and give the memory back."""
         self.draining = True
+        await self.prefetching.stop()
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
@@ -316,6 +330,21 @@ class Bridge:
         if tenant not in self._tenancies:
             return None
         return (await self.texts.recall(self._tenancies[tenant], [reference], seconds_max=None)).get(reference)
+
+    async def prefetch(
+        self, client: Client, references: Sequence[PayloadReference], *, within_seconds: float | None
+    ) -> list[Prefetched]:
+        """Begin to bring payloads of other nodes over, and say of each what is done; no lease is given.
+
+        Raises:
+            InvalidFieldError: a key is no handoff reference that a node can have given, though it looks like one.
+            SessionEndedError: the client is gone.
+        """
+        self.sessions.require_alive(client)
+        named = [self._own_name(reference) for reference in references]
+        if self.draining:
+            return [refused(Reason.DRAINING, "the node is shutting down") for _ in named]
+        return await self.prefetching.prefetch(client, self._tenancy(client), named, within_seconds)
 
     def lend(
         self, client: Client, tenant: str, reference: PayloadReference, *, kept: Tombstone | None = None
@@ -435,13 +464,15 @@ class Bridge:
 
     def _by_own_name(self, terms: AcquireTerms) -> AcquireTerms:
         """Return the terms with this node's own name for a payload that is asked for by its name on every node."""
-        key = terms.reference.key
-        if not is_handoff_reference(key):
-            return terms
-        named = HandoffReference.parse(key)
+        return replace(terms, reference=self._own_name(terms.reference))
+
+    def _own_name(self, reference: PayloadReference) -> PayloadReference:
+        if not is_handoff_reference(reference.key):
+            return reference
+        named = HandoffReference.parse(reference.key)
         if named.node_id == self.config.node_id:
-            return replace(terms, reference=named.payload)
-        return replace(terms, reference=PayloadReference(key=key, generation=0))
+            return named.payload
+        return PayloadReference(key=reference.key, generation=0)
 
     def _require_still_alive(self, client: Client) -> None:
         """Refuse an answer to a client that ended while it waited, and take back what nobody else would.
@@ -473,6 +504,7 @@ class Bridge:
             costs=self.costs,
             background=self._background,
             incarnations=incarnations,
+            linger_seconds=config.replica_linger_seconds,
         )
         return Replicas(peers, visitor)
 

@@ -63,7 +63,7 @@ class CostKeeper:
             problem=judge(estimate, descriptor.valid_length, wanted),
             prefill_seconds=estimate.prefill_seconds,
             handoff_seconds=estimate.handoff_seconds,
-            bytes_seconds=check_seconds + self._pull_seconds(owner, nbytes),
+            bytes_seconds=check_seconds + self.pull_seconds(owner, nbytes),
             deadline_seconds=deadline_seconds,
         )
 
@@ -99,7 +99,8 @@ class CostKeeper:
             return (owner, self._node_id)
         return (self._node_id, self._node_id if attached else BY_VALUE)
 
-    def _pull_seconds(self, owner: str | None, nbytes: int) -> float:
+    def pull_seconds(self, owner: str | None, nbytes: int) -> float:
+        """Return how long bytes of another node would take, by what was measured lately; 0 if nothing was."""
         if owner is None or self._clock() - self._pulled_at.get(owner, -math.inf) > PULL_TRUST_SECONDS:
             return 0.0
         return self.model.transfer_seconds((owner, self._node_id), nbytes) or 0.0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvbridge.config import BridgeConfig
+from kvbridge.node.prefetching import Prefetching
 from kvbridge.observe.journal_file import JournalFile
 from kvbridge.observe.metrics import Metrics, NodeSample, TextSample
 from kvbridge.observe.rotating_file import RotatingFile
@@ -61,6 +63,11 @@ def _texts(bridge: Bridge) -> TextSample:
     return TextSample(rows=store.rows, bytes=store.bytes, dropped=store.dropped, failures=store.failures)
 
 
+def _prefetches(prefetching: Prefetching) -> dict[str, int]:
+    prefetching.sweep()
+    return asdict(prefetching.counts)
+
+
 def _sample(bridge: Bridge, file: JournalFile | None) -> NodeSample:
     return NodeSample(
         usages=bridge.usages(),
@@ -74,6 +81,7 @@ def _sample(bridge: Bridge, file: JournalFile | None) -> NodeSample:
         downloaded_bytes=bridge.traffic.downloaded_bytes,
         pulled_bytes=bridge.traffic.pulled_bytes,
         sent_bytes=bridge.traffic.sent_bytes,
+        prefetches=_prefetches(bridge.prefetching),
         journal_records=len(bridge.journal),
         journal_dropped=0 if file is None else file.dropped,
         journal_write_errors=0 if file is None else file.write_errors,

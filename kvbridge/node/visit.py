@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from kvbridge.core.descriptor import PayloadSpec, Verification
@@ -79,6 +79,8 @@ class Visitor:
     """Runs what several wait for."""
     incarnations: Incarnations
     """Learns of the owners' starts."""
+    linger_seconds: float
+    """How long a replica stays when nobody references it."""
 
 
 class Visit:
@@ -175,7 +177,7 @@ class Visit:
             return unheard(self._reference).lost((Reason.OWNER_UNREACHABLE, str(error)))
         except InvalidFieldError as error:
             return self._unreachable(f"its answer makes no sense: {error}")
-        self._opened = answer, foreign, spec
+        self._opened = answer, foreign, replace(spec, linger_seconds=self._visitor.linger_seconds)
         return foreign
 
     # Bringing over

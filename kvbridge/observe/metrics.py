@@ -76,6 +76,8 @@ class NodeSample:
     """Bytes that came in from other nodes since the start."""
     sent_bytes: int
     """Bytes that went out to other nodes since the start."""
+    prefetches: Mapping[str, int]
+    """Prefetches since the start by what became of them."""
     journal_records: int
     """Handoffs that are remembered."""
     journal_dropped: int
@@ -140,6 +142,7 @@ class Metrics(Collector):
         yield self._gate_seconds.family()
         yield self._handoff_seconds.family()
         yield _payload_bytes(sample, self._leased_bytes)
+        yield _prefetches(sample.prefetches)
         yield from _memory(sample.usages)
         yield from _node(sample)
         yield from self._constants()
@@ -229,6 +232,15 @@ def _payload_bytes(sample: NodeSample, leased_bytes: int) -> Metric:
     family.add_metric(["downloaded"], sample.downloaded_bytes)
     family.add_metric(["pulled"], sample.pulled_bytes)
     family.add_metric(["sent"], sample.sent_bytes)
+    return family
+
+
+def _prefetches(counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(
+        "kvbridge_prefetches", "Payloads of other nodes that were to be brought over beforehand.", labels=["outcome"]
+    )
+    for outcome, count in counts.items():
+        family.add_metric([outcome], count)
     return family
 
 

@@ -15,6 +15,7 @@ from kvbridge.node.identity import Client
 from kvbridge.server.answers import Answers
 from kvbridge.server.calls import caller, require_time, time_remaining
 from kvbridge.server.outcomes import encode_outcome
+from kvbridge.server.prefetches import take_prefetch
 from kvbridge.server.reports import take_report
 from kvbridge.server.terms import decode_acquisition, encode_layout
 from kvbridge.server.watch import WatchMethods
@@ -103,6 +104,16 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
 
         # Bytes that come from another node, or are checked, are not waited for on behalf of nobody.
         return await self._answers.once(client.client_id, request.request_id, request, work, stops_unheard=True)
+
+    async def Prefetch(self, request: pb.PrefetchRequest, context: _Context) -> pb.PrefetchResponse:  # noqa: N802
+        """Begin to bring payloads of other nodes over."""
+        client = caller(self._bridge.sessions, context)
+
+        async def work() -> pb.PrefetchResponse:
+            require_time(context)
+            return await take_prefetch(self._bridge, client, request)
+
+        return await self._answers.once(client.client_id, request.request_id, request, work)
 
     async def Renew(self, request: pb.RenewRequest, context: _Context) -> pb.RenewResponse:  # noqa: N802
         """Prolong reservations, holds and leases."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvbridge import Reason, connect
+from kvbridge import ArgumentValueError, PrefetchState, Reason, connect
+from tests.harness import wait_for
 from tests.integration.client.kv import Contents
 from tests.network.nodes import Pair
 
@@ -21,6 +22,34 @@ def test_the_reference_of_a_publication_is_a_key_on_every_node(pair: Pair, by_va
         for bridge in (there, here):
             with contents.acquire(bridge, reference) as handoff:
                 contents.assert_in(handoff)
+
+
+def test_what_was_prefetched_is_acquired_without_its_owner(pair: Pair) -> None:
+    """The node says what it begins, later that it is here, and why something cannot be had."""
+    with connect(pair.owner.target) as here, connect(pair.puller.target) as there:
+        contents = Contents(seed=3)
+        reference = contents.publish(here, "sdk/prefetched").handoff_reference
+        assert reference is not None
+        begun, unknown = there.prefetch(reference, "kvb://owner/sdk/never@1", within=30.0)
+        assert (begun.key, begun.state, bool(begun)) == (reference, PrefetchState.STARTED, True)
+        assert (unknown.reason, bool(unknown)) == (Reason.PAYLOAD_UNKNOWN, False)
+        wait_for(lambda: there.prefetch(reference)[0].state is PrefetchState.HERE)
+        with contents.acquire(there, reference) as handoff:
+            contents.assert_in(handoff)
+        record = there.explain(handoff.handoff_id)
+        assert record is not None
+        assert not record.parts[0].HasField("pull")
+
+
+def test_a_prefetch_never_raises_for_what_is_not_the_callers_mistake(pair: Pair) -> None:
+    """A bridge that is away, and an object that was closed, are answers."""
+    bridge = connect("unix:/nowhere/at/all.sock")
+    [away] = bridge.prefetch("kvb://owner/key@1")
+    bridge.close()
+    [closed] = bridge.prefetch("kvb://owner/key@1")
+    assert (away.reason, closed.reason) == (Reason.BRIDGE_UNREACHABLE, Reason.BRIDGE_UNREACHABLE)
+    with connect(pair.puller.target) as there, pytest.raises(ArgumentValueError, match="key"):
+        there.prefetch("kvb://owner/key")
 
 
 def test_what_was_not_published_has_no_reference(pair: Pair) -> None:

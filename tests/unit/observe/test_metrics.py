@@ -43,6 +43,7 @@ SAMPLE = NodeSample(
     downloaded_bytes=3,
     pulled_bytes=10,
     sent_bytes=11,
+    prefetches={"started": 3, "used": 2},
     journal_records=7,
     journal_dropped=8,
     journal_write_errors=9,
