@@ -149,7 +149,7 @@ class Visit:
             with suppress(UnknownReferenceError):
                 self._visitor.release(self._client, [self._hold.token])
         if self._lease_token and self._peer is not None:
-            await self._peer.release(self._lease_token, seconds_max=_RELEASE_SECONDS_MAX)
+            await self._peer.release(self._lease_token, seconds_max=_RELEASE_SECONDS_MAX, tenant=self._tenant)
 
     async def _ends_in_time(self, task: asyncio.Task[_Result], seconds_left: float | None) -> bool:
         return await self._waiters.see_the_end(task, seconds_left)
@@ -230,7 +230,9 @@ class Visit:
         try:
             # The check that follows is not timed: it goes on whatever becomes of this, and gives a hold to be returned.
             async with asyncio.timeout(limits.pull_seconds_max), watched.stall:
-                way = await self._peer.pull(lease_token, watched, seconds_max=limits.pull_seconds_max)
+                way = await self._peer.pull(
+                    lease_token, watched, seconds_max=limits.pull_seconds_max, tenant=self._tenant
+                )
                 watched.by = way.name
                 return digests
         finally:
@@ -243,7 +245,9 @@ class Visit:
         assert self._peer is not None, self
         while True:
             await asyncio.sleep(max(answer.ttl_seconds / _RENEWALS_PER_TTL, _RENEWAL_SECONDS_MIN))
-            await self._peer.renew(answer.lease_token, seconds_max=self._visitor.limits.stall_seconds_max)
+            await self._peer.renew(
+                answer.lease_token, seconds_max=self._visitor.limits.stall_seconds_max, tenant=self._tenant
+            )
 
 
 def _layout(spec: PayloadSpec) -> SlotLayout:
