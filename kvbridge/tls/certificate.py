@@ -1,4 +1,4 @@
-"""How long a certificate is valid, from its DER encoding: no library that a node has anyway tells it without a handshake.
+"""How long a certificate is valid, from its DER encoding; no library that a node has tells it without a handshake.
 
     Certificate ::= SEQUENCE { tbsCertificate SEQUENCE { [0] version OPTIONAL, serialNumber INTEGER,
         signature SEQUENCE, issuer SEQUENCE, validity SEQUENCE { notBefore Time, notAfter Time }, ... }, ... }
@@ -38,8 +38,8 @@ def validity_of(pem: bytes) -> tuple[float, float]:
         raise CertificateError("holds no PEM certificate")
     try:
         encoded = ssl.PEM_cert_to_DER_cert(pem[begin : end + len(_END)].decode("ascii"))
-        begin, end = _validity(encoded)
-        return begin.timestamp(), end.timestamp()
+        not_before, not_after = _validity(encoded)
+        return not_before.timestamp(), not_after.timestamp()
     except (ValueError, IndexError, binascii.Error) as error:
         raise CertificateError("holds a certificate that cannot be read") from error
 
