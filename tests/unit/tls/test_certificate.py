@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -54,10 +55,8 @@ def test_a_damaged_certificate_raises_nothing_else(at: int, byte: int) -> None:
     """Whatever a byte is changed to, there is an answer or the one error."""
     damaged = bytearray(CERTIFICATE)
     damaged[at] = byte
-    try:
-        validity_of(bytes(damaged))
-    except CertificateError as error:
-        assert "certificate" in str(error)
+    with suppress(CertificateError):
+        assert len(validity_of(bytes(damaged))) == 2
 
 
 @pytest.mark.parametrize("pem", [b"", b"junk", CERTIFICATE[:-60], CERTIFICATE[40:], b"\xff" * 100])

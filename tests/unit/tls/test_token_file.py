@@ -18,7 +18,7 @@ def test_a_token_is_the_first_line_as_it_is_now(tmp_path: Path) -> None:
     file = TokenFile(str(path))
     path.write_text(f"{TOKEN}\nan older one that counts for nothing\n")
     assert file.token() == TOKEN
-    times = os.stat(path)
+    times = path.stat()
     path.write_text(f"{TOKEN.upper()}\nan older one that counts for nothing\n")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert file.token() == TOKEN.upper()
