@@ -56,6 +56,8 @@ _POSITIVE = frozenset(
 )
 """Durations that nothing could be done within if they were 0."""
 _POSITIVE_SECONDS_MIN = 0.001
+_WATERMARK_MIN = 0.01
+"""Least share of an arena: with none at all nothing could be stored."""
 _DIRECTORY_DURATIONS = (
     "directory_ttl_seconds",
     "directory_key_ttl_seconds",
@@ -133,6 +135,10 @@ class BridgeConfig:
     """How long before a certificate expires the log says so, but not before a fifth of its validity is left."""
     arena_bytes: int = 2 * _GIB
     """Host memory for payloads, for each tenant; a multiple of the page."""
+    memory_soft_watermark: float = 0.9
+    """Share of an arena above which payloads that nobody references are evicted before their memory is asked for."""
+    memory_hard_watermark: float = 1.0
+    """Share of an arena that may be taken by what cannot be evicted; producers who want more are told when to retry."""
     pretouch: bool = True
     """Back the arena with physical pages in the background at start, so that first writes run at memory speed."""
     huge_pages: bool = True
@@ -399,7 +405,9 @@ class BridgeConfig:
         value = getattr(self, name)
         if isinstance(value, bool | str):
             return
-        if name.endswith("_seconds"):
+        if name.endswith("_watermark"):
+            self._check_range(name, value, _WATERMARK_MIN, 1.0)
+        elif name.endswith("_seconds"):
             self._check_range(name, value, _POSITIVE_SECONDS_MIN if name in _POSITIVE else 0, DURATION_SECONDS_MAX)
         else:
             self._check_range(name, value, 0 if name in _MAY_BE_ZERO else 1, _MAXIMA.get(name, INTEGER_MAX))

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from kvbridge.config import BridgeConfig
+from kvbridge.core.access import TenantQuota
 from kvbridge.core.catalog import RoutePolicy
 from kvbridge.core.descriptor import PayloadReference, PayloadSpec
 from kvbridge.core.errors import InvalidFieldError, UnavailableError, WrongStateError
@@ -39,6 +40,7 @@ from kvbridge.node.cluster import Cluster
 from kvbridge.node.containment import Containment
 from kvbridge.node.costs import CostKeeper
 from kvbridge.node.fetching import Fetching
+from kvbridge.node.housekeeping import Housekeeping
 from kvbridge.node.identity import CLIENT_FIELD, Client, SessionEndedError, Sessions
 from kvbridge.node.incarnations import Incarnations
 from kvbridge.node.journal import Journal
@@ -46,6 +48,7 @@ from kvbridge.node.lending import UNKNOWN, Lent, Refused, lend, require_good
 from kvbridge.node.observation import Observation
 from kvbridge.node.prefetching import Prefetched, Prefetching, prefetch_limits, refused
 from kvbridge.node.probes import Probes
+from kvbridge.node.quotas import Quotas
 from kvbridge.node.replicas import Replicas
 from kvbridge.node.reports import Reports
 from kvbridge.node.sealing import Sealing
@@ -61,10 +64,6 @@ from kvbridge.wire import Seal
 _log = logging.getLogger(__name__)
 
 _TOKEN_BYTES = 24
-_HOUSEKEEPING_SECONDS_MAX = 0.5
-"""Longest sleep between two looks at the deadlines; bounds how late memory is given back, never what is answered."""
-_DEADLINES_PER_TURN = 512
-"""Deadlines processed before other work gets its turn."""
 _DRAIN_POLL_SECONDS = 0.05
 
 
@@ -101,11 +100,18 @@ class Bridge:
         self._started_at = clock()
         self._verifier = Verifier(config.verify_threads)
         self._tenancies = {
-            tenant: new_tenancy(config, tenant=tenant, epoch=self.epoch, new_token=new_token)
+            tenant: new_tenancy(
+                config,
+                tenant=tenant,
+                quota=self.access.tenants.get(tenant, TenantQuota()),
+                epoch=self.epoch,
+                new_token=new_token,
+            )
             for tenant in tenants or self.access.tenants
         }
+        self.quotas = Quotas(config, self._tenancies, quotas=lambda: self.access.tenants, clock=clock)
+        self.access.add_listener(self.quotas.apply)
         self._background = Background()
-        self._housekeeper: asyncio.Task[None] | None = None
         self.traffic = Traffic()
         self.journal = Journal(config.journal_records_max)
         self.catalog = CatalogKeeper(
@@ -124,6 +130,7 @@ class Bridge:
         self.reports = Reports(clock=clock, journal=self.journal, breakers=self.breakers, costs=self.costs)
         self.texts = Texts(config, self._tenancies, clock=clock)
         self.containment = Containment(config, self._tenancies, texts=self.texts, clock=clock)
+        self._housekeeping = Housekeeping(self._tenancies, clock=clock, also=self.containment.advance)
         self._sealing = Sealing(
             clock=clock,
             verifier=self._verifier,
@@ -196,8 +203,7 @@ class Bridge:
         await self.access.start()
         self.cluster.begin()
         self.observation.start()
-        self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="kvbridge-housekeeping")
-        self._housekeeper.add_done_callback(_report_failure)
+        self._housekeeping.start()
 
     def look_soon(self) -> None:
         """Read all files that are watched again, without waiting for the next poll."""
@@ -224,9 +230,7 @@ class Bridge:
         """Stop, let running checks end, and give the memory back."""
         self.draining = True
         await self.prefetching.stop()
-        if self._housekeeper is not None:
-            self._housekeeper.cancel()
-            await asyncio.gather(self._housekeeper, return_exceptions=True)
+        await self._housekeeping.close()
         await self.cluster.close()
         await self.catalog.close()
         await self.access.close()
@@ -511,17 +515,6 @@ class Bridge:
     def _tenancy(self, client: Client) -> Tenancy:
         return self._tenancies[client.tenant]
 
-    async def _keep_house(self) -> None:
-        while True:
-            pause = min(_HOUSEKEEPING_SECONDS_MAX, self.containment.advance())
-            for tenancy in self._tenancies.values():
-                with tenancy.ledger() as ledger:
-                    now = self._clock()
-                    more = ledger.advance(now=now, events_max=_DEADLINES_PER_TURN)
-                    due = ledger.next_deadline()
-                pause = 0.0 if more else pause if due is None else min(pause, max(due - now, 0.0))
-            await asyncio.sleep(pause)
-
 
 def require_plain_key(client: Client, spec: PayloadSpec) -> None:
     """Refuse to publish under a name that means a payload of another node, unless the node itself does.
@@ -535,9 +528,3 @@ def require_plain_key(client: Client, spec: PayloadSpec) -> None:
 
 def _default_policy(config: BridgeConfig) -> RoutePolicy:
     return RoutePolicy(tokens_min_unmeasured=config.unmeasured_tokens_min)
-
-
-def _report_failure(task: asyncio.Task[None]) -> None:
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        _log.critical("housekeeping failed: memory is given back only by new requests", exc_info=error)

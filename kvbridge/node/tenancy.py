@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kvbridge.config import BridgeConfig
+from kvbridge.core.access import TenantQuota
 from kvbridge.core.allocator import Extent
 from kvbridge.core.ledger import (
     Effect,
@@ -30,10 +31,14 @@ class Tenancy:
     """Keeps the header pages in memory true to the ledger."""
 
     def __init__(self, *, tenant: str, ledger: Ledger, arena: HostArena, epoch: int) -> None:
-        """Join a ledger and an arena of the same size; `on_ended` are called for payloads that ended."""
+        """Join a ledger and an arena of the same size.
+
+        `on_ended` are called for payloads that ended, and `on_pressure` when some should be evicted.
+        """
         self.tenant = tenant
         self.arena = arena
         self.on_ended: list[Callable[[Tenancy, PayloadEnded], None]] = []
+        self.on_pressure: Callable[[], None] = lambda: None
         self._ledger = ledger
         self._epoch = epoch
 
@@ -52,10 +57,19 @@ class Tenancy:
         finally:
             for effect in self._ledger.take_effects():
                 self._carry_out(effect)
+            if self._ledger.pressed:
+                self.on_pressure()
 
     def slot(self, extent: Extent) -> memoryview:
         """Return the writable bytes of a slot, header included."""
         return self.arena.view(extent.offset_bytes, extent.length_bytes)
+
+    def apply(self, config: BridgeConfig, quota: TenantQuota) -> None:
+        """Put another quota into force, but for the memory."""
+        self._ledger.limit_counts(
+            payloads_max=quota.payloads_max or config.payloads_max,
+            references_max=quota.references_max or config.references_max,
+        )
 
     def close(self) -> None:
         """Give the arena back."""
@@ -71,21 +85,24 @@ class Tenancy:
                 write_header(self.slot(effect.slot), epoch=self._epoch, generation=effect.slot_generation, state=state)
 
 
-def new_tenancy(config: BridgeConfig, *, tenant: str, epoch: int, new_token: Callable[[], str]) -> Tenancy:
-    """Make an empty arena and ledger as configured.
+def new_tenancy(
+    config: BridgeConfig, *, tenant: str, quota: TenantQuota, epoch: int, new_token: Callable[[], str]
+) -> Tenancy:
+    """Make an empty arena and ledger: as the tenant's `quota` says, and else as configured for each tenant.
 
     Raises:
         ArenaUnavailableError: the host cannot give the configured memory.
     """
+    arena_bytes = quota.arena_bytes or config.arena_bytes
     arena = HostArena(
         f"host-{tenant}",
-        config.arena_bytes,
+        arena_bytes,
         pretouch=config.pretouch,
         huge_pages="auto" if config.huge_pages else "never",
     )
     limits = LedgerLimits(
-        payloads_max=config.payloads_max,
-        references_max=config.references_max,
+        payloads_max=quota.payloads_max or config.payloads_max,
+        references_max=quota.references_max or config.references_max,
         references_per_client_max=config.references_per_client_max,
         tombstones_max=config.tombstones_max,
         tombstone_bytes_max=config.tombstone_bytes_max,
@@ -94,6 +111,8 @@ def new_tenancy(config: BridgeConfig, *, tenant: str, epoch: int, new_token: Cal
         hold_ttl_seconds=config.lease_ttl_seconds,
         linger_seconds_default=config.linger_seconds,
         ttl_seconds_default=config.ttl_seconds,
+        memory_soft_watermark=config.memory_soft_watermark,
+        memory_hard_watermark=config.memory_hard_watermark,
     )
-    ledger = Ledger(arena_bytes=config.arena_bytes, limits=limits, new_token=new_token)
+    ledger = Ledger(arena_bytes=arena_bytes, limits=limits, new_token=new_token)
     return Tenancy(tenant=tenant, ledger=ledger, arena=arena, epoch=epoch)

@@ -20,7 +20,6 @@ class Admission:
         """Check the tables of `life` against its limits, and its arena against the hard watermark."""
         self._life = life
         self._pressure = pressure
-        self._limits = life.limits
 
     def __repr__(self) -> str:
         """Show what room is made in."""
@@ -32,7 +31,7 @@ class Admission:
         Raises:
             InvalidFieldError: one is over its maximum.
         """
-        limits = self._limits
+        limits = self._life.limits
         linger = limits.linger_seconds_default if spec.linger_seconds is None else spec.linger_seconds
         ttl = limits.ttl_seconds_default if spec.ttl_seconds is None else spec.ttl_seconds
         if linger > limits.linger_seconds_max:
@@ -97,13 +96,13 @@ class Admission:
             check()
 
     def _settle_all(self, now: float) -> None:
-        while self._life.settle(now=now, events_max=self._limits.events_per_call_max):
+        while self._life.settle(now=now, events_max=self._life.limits.events_per_call_max):
             pass
 
     def _check_payloads(self) -> None:
-        if len(self._life.payloads) >= self._limits.payloads_max:
-            raise LimitExceededError("payloads_max", self._limits.payloads_max)
+        if len(self._life.payloads) >= self._life.limits.payloads_max:
+            raise LimitExceededError("payloads_max", self._life.limits.payloads_max)
 
     def _check_text(self, text_bytes: int) -> None:
-        if self._life.payload_text_bytes + text_bytes > self._limits.payload_text_bytes_max:
-            raise LimitExceededError("payload_text_bytes_max", self._limits.payload_text_bytes_max)
+        if self._life.payload_text_bytes + text_bytes > self._life.limits.payload_text_bytes_max:
+            raise LimitExceededError("payload_text_bytes_max", self._life.limits.payload_text_bytes_max)

@@ -74,6 +74,16 @@ class Ledger:
         assert generation >= 0, generation
         self._life.keys.number_above(generation)
 
+    @property
+    def limits(self) -> LedgerLimits:
+        """Return the limits in force."""
+        return self._limits
+
+    def limit_counts(self, *, payloads_max: int, references_max: int) -> None:
+        """Allow so many payloads and references from now on; what there is already stays."""
+        self._limits = replace(self._limits, payloads_max=payloads_max, references_max=references_max)
+        self._life.limit(self._limits)
+
     # Publishing
 
     def reserve(self, *, now: float, client_id: str, attached: bool, spec: PayloadSpec, slot_bytes: int) -> Grant:

@@ -51,6 +51,11 @@ class Lifecycle:
         """Show how many payloads, references and deadlines there are."""
         return f"<Lifecycle of {len(self.payloads)} payloads, {self.references!r}, {self.deadlines!r}>"
 
+    def limit(self, limits: LedgerLimits) -> None:
+        """Keep to other limits on counts from now on."""
+        self.limits = limits
+        self.references.limits = limits
+
     # Payloads
 
     def open(

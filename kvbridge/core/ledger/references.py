@@ -19,7 +19,7 @@ class ReferenceTable:
 
     def __init__(self, limits: LedgerLimits) -> None:
         """Start empty."""
-        self._limits = limits
+        self.limits = limits
         self._by_token: dict[str, ReferenceEntry] = {}
         self._by_client: dict[str, dict[str, ReferenceEntry]] = {}
         self._live = dict.fromkeys(ReferenceKind, 0)
@@ -66,10 +66,10 @@ class ReferenceTable:
         Raises:
             LimitExceededError: naming the limit.
         """
-        if len(self._by_token) >= self._limits.references_max:
-            raise LimitExceededError("references_max", self._limits.references_max)
-        if len(self._by_client.get(client_id, ())) >= self._limits.references_per_client_max:
-            raise LimitExceededError("references_per_client_max", self._limits.references_per_client_max)
+        if len(self._by_token) >= self.limits.references_max:
+            raise LimitExceededError("references_max", self.limits.references_max)
+        if len(self._by_client.get(client_id, ())) >= self.limits.references_per_client_max:
+            raise LimitExceededError("references_per_client_max", self.limits.references_per_client_max)
 
     def add(self, reference: ReferenceEntry) -> None:
         """Enter a live reference."""
@@ -103,7 +103,7 @@ class ReferenceTable:
     def remember(self, reference: ReferenceEntry) -> None:
         """Remember the token of a removed reference as expired, forgetting the oldest beyond the limit."""
         self._expired[reference.token] = reference.client_id
-        if len(self._expired) > self._limits.expired_tokens_max:
+        if len(self._expired) > self.limits.expired_tokens_max:
             self._expired.popitem(last=False)
 
     def forget_expired(self, token: str) -> None:
