@@ -104,7 +104,9 @@ class AskingDirectory:
     async def locate(self, tenant: str, keys: Sequence[str]) -> Mapping[str, Sequence[Location]]:
         """Ask every node; errors as for `Directory`, if none of them answers."""
         now = time.monotonic()
-        asked = [name for name in self._members if self._silent_until.get(name, 0.0) <= now][:MEMBERS_MAX]
+        everybody = list(self._members)[:MEMBERS_MAX]
+        # If all were silent, one of them may be back: whoever has given up on the directory does not come here.
+        asked = [name for name in everybody if self._silent_until.get(name, 0.0) <= now] or everybody
         answers = await asyncio.gather(*(self._ask(name, tenant, keys) for name in asked))
         if self._members and not any(answer is not None for answer in answers):
             raise DirectoryUnavailableError("no other node answers")

@@ -37,6 +37,7 @@ from kvbridge.directory.redis_schema import (
     encode_location,
     encode_member,
 )
+from kvbridge.directory.stopping import stop
 from kvbridge.wire.orders import encode_order
 
 EVENTS_MAX = 10_000
@@ -146,9 +147,7 @@ class RedisDirectory:
         if self._me is not None:
             with suppress(DirectoryUnavailableError):
                 await self._bounded(self._leave(self._me))
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        await stop(self._looking)
         for client in (self._client, self._lookups):
             with suppress(*FAILURES):
                 await client.aclose()
@@ -158,7 +157,8 @@ class RedisDirectory:
     async def _beat(self, me: Member) -> Beat:
         record = encode_member(me)
         pipe = self._client.pipeline(transaction=False)
-        _ = pipe.execute_command("SET", self._names.node(me.node_id), record, "PX", self._ttl_milliseconds, "GET")
+        how = ("PX", self._ttl_milliseconds, "GET")
+        _ = pipe.execute_command("SET", self._names.node(me.node_id), record, *how, get=True)
         _ = pipe.execute_command("SADD", self._names.nodes, me.node_id)
         _ = pipe.execute_command("SSCAN", self._names.nodes, 0, "COUNT", MEMBERS_MAX)
         before, _, (_, named) = await pipe.execute()

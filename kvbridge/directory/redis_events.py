@@ -13,6 +13,7 @@ from kvbridge.core.errors import InvalidFieldError
 from kvbridge.directory.port import ORDERS_MAX, Hear
 from kvbridge.directory.redis_client import FAILURES, new_client
 from kvbridge.directory.redis_schema import ORDER_FIELD, Names
+from kvbridge.directory.stopping import stop
 from kvbridge.wire.orders import parse_order
 
 BLOCK_SECONDS = 0.5
@@ -58,9 +59,7 @@ class EventReader:
 
     async def close(self) -> None:
         """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop(self._task)
         with suppress(*FAILURES):
             await self._client.aclose()
 

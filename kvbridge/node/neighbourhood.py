@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from kvbridge.core.orders import Order
 from kvbridge.directory import Directory, DirectoryUnavailableError, Location, Member
+from kvbridge.directory.stopping import stop
 from kvbridge.link.neighbour import Neighbours
 from kvbridge.node.announcing import Announcer
 from kvbridge.node.contact import Contact, Hear
@@ -91,9 +92,7 @@ class Neighbourhood:
 
     async def close(self) -> None:
         """Leave."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop(self._task)
         contacts = [contact.close() for contact in self.contacts.values()]
         await asyncio.gather(*contacts, *self._closing, *self._looking, return_exceptions=True)
         await self.directory.close()
