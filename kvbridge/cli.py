@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from kvbridge.commands import calibrate, catalog, explain, inspection, probe, quarantine
+from kvbridge.commands import access, calibrate, catalog, explain, inspection, probe, quarantine
 from kvbridge.config import BridgeConfig, ConfigurationError, load_config, setting_meanings
 from kvbridge.core.errors import BridgeError
 from kvbridge.version import VERSION
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     inspection.add_commands(commands)
     catalog.add_commands(commands)
+    access.add_commands(commands)
     quarantine.add_commands(commands)
     explain.add_commands(commands)
     probe.add_commands(commands)

@@ -69,6 +69,7 @@ def connect(
     by_value: bool = False,
     tls: Tls | None = None,
     token_file: str | None = None,
+    tenant: str | None = None,
     credentials: grpc.ChannelCredentials | None = None,
 ) -> Bridge:
     """Return an object for the bridge at `target`. Nothing is connected before the first call needs it.
@@ -81,6 +82,7 @@ def connect(
             `KVBRIDGE_TLS_KEY` and `KVBRIDGE_TLS_SERVER_NAME` say, and without the first of them nothing.
         token_file: File whose first line is the bearer token that proves who calls; by default the one that
             `KVBRIDGE_TOKEN_FILE` names. It is read again whenever it changes.
+        tenant: The tenant to look at, for admins; by default the caller's own.
         credentials: What secures a channel to `host:port` in another way.
 
     Raises:
@@ -88,7 +90,8 @@ def connect(
         ArgumentValueError: the target has none of these forms, or the token would be sent in the clear.
     """
     parsed = parse_target(target, by_value=by_value)
-    return Bridge(parsed, security_of(parsed, tls=tls, token_file=token_file, credentials=credentials))
+    security = security_of(parsed, tls=tls, token_file=token_file, credentials=credentials, tenant=tenant)
+    return Bridge(parsed, security)
 
 
 class Bridge(Operating):

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference
 from kvbridge.core.tags import ModelTag
 from kvbridge.v1 import inspect_service_pb2 as pb
+from kvbridge.v1.access_file_pb2 import AccessRole
 from kvbridge.wire import decode_descriptor, decode_duration, decode_model_tag, decode_reference
 
 
@@ -63,7 +64,13 @@ class NodeInspection:
     descriptor_socket_path: str
     """Path of the descriptor socket on the node's host."""
     sessions: int
-    """Live local clients."""
+    """Live local clients, of the caller's tenant alone unless the caller is an admin."""
+    principal: str
+    """Who the caller is to the bridge."""
+    tenant: str
+    """The tenant that its calls are about."""
+    roles: tuple[str, ...]
+    """What it may do."""
     arena: ArenaInspection
     """The caller's arena."""
     limits: Mapping[str, float]
@@ -108,6 +115,9 @@ def decode_node(message: pb.GetNodeResponse) -> NodeInspection:
         draining=message.draining,
         descriptor_socket_path=message.descriptor_socket_path,
         sessions=message.sessions,
+        principal=message.caller.principal,
+        tenant=message.caller.tenant,
+        roles=tuple(AccessRole.Name(role).removeprefix("ACCESS_ROLE_").lower() for role in message.caller.roles),
         arena=ArenaInspection(**{name: value for name, value in arena.items() if name in known}),
         limits=MappingProxyType(dict(message.limits)),
     )

@@ -13,7 +13,8 @@ from kvbridge.client.errors import ArgumentTypeError, ArgumentValueError
 from kvbridge.client.failures import CallFailedError
 from kvbridge.client.targets import Target
 from kvbridge.config import ENVIRONMENT_PREFIX, is_loopback
-from kvbridge.core.access.fields import AUTHORIZATION_FIELD, BEARER_PREFIX
+from kvbridge.core.access import is_name
+from kvbridge.core.access.fields import AUTHORIZATION_FIELD, BEARER_PREFIX, TENANT_FIELD
 from kvbridge.tls import TlsFileError, TlsFiles, TlsMaterial, TokenFile, TokenFileError, read_material
 
 _NAME_OPTION: Final = "grpc.ssl_target_name_override"
@@ -58,9 +59,15 @@ class ChannelSecurity:
     """Makes channels to one bridge."""
 
     def __init__(
-        self, tls: Tls | None = None, token_file: str | None = None, credentials: grpc.ChannelCredentials | None = None
+        self,
+        tls: Tls | None = None,
+        token_file: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        *,
+        tenant: str = "",
     ) -> None:
-        """Secure by `credentials` if there are any, else by `tls`, else not at all."""
+        """Secure by `credentials` if there are any, else by `tls`, else not at all; name `tenant` in every call."""
+        self._tenant = ((TENANT_FIELD, tenant),) if tenant else ()
         self._tls = tls
         self._token_file = None if token_file is None else TokenFile(token_file)
         self._credentials = credentials
@@ -85,15 +92,15 @@ class ChannelSecurity:
         return grpc.secure_channel(grpc_target, _credentials(self._tls), options=options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return what proves who calls, as its file has it now.
+        """Return what proves who calls, as its file has it now, and names the tenant.
 
         Raises:
             CallFailedError: the file holds no token.
         """
         if self._token_file is None:
-            return ()
+            return self._tenant
         try:
-            return ((AUTHORIZATION_FIELD, f"{BEARER_PREFIX}{self._token_file.token()}"),)
+            return (*self._tenant, (AUTHORIZATION_FIELD, f"{BEARER_PREFIX}{self._token_file.token()}"))
         except TokenFileError as error:
             raise CallFailedError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
 
@@ -120,6 +127,7 @@ def security_of(
     tls: Tls | None,
     token_file: str | None,
     credentials: grpc.ChannelCredentials | None,
+    tenant: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> ChannelSecurity:
     """Return what the arguments of `connect`, or else the environment, say about a target.
@@ -134,13 +142,17 @@ def security_of(
         raise ArgumentTypeError("token_file", f"must be a path, got {type(token_file).__name__}")
     if tls is not None and credentials is not None:
         raise ArgumentValueError("credentials", "secure the channel in another way than tls does")
+    if tenant is not None and not isinstance(tenant, str):
+        raise ArgumentTypeError("tenant", f"must be a name, got {type(tenant).__name__}")
+    if tenant is not None and not is_name(tenant):
+        raise ArgumentValueError("tenant", f"is no name that a tenant may have: {tenant!r}")
     token_file = token_file or environment.get(f"{ENVIRONMENT_PREFIX}TOKEN_FILE") or None
     if target.is_unix:
-        return ChannelSecurity(None, token_file, credentials)
+        return ChannelSecurity(None, token_file, credentials, tenant=tenant or "")
     tls = tls or (None if credentials is not None else _from_environment(environment))
     if token_file and tls is None and credentials is None and not is_loopback(target.grpc_target):
         raise ArgumentValueError("token_file", f"would go to {target.grpc_target} in the clear; give tls, too")
-    return ChannelSecurity(tls, token_file, credentials)
+    return ChannelSecurity(tls, token_file, credentials, tenant=tenant or "")
 
 
 def _from_environment(environment: Mapping[str, str]) -> Tls | None:

@@ -20,6 +20,7 @@ def add_target(command: Any, *, among: Any = None) -> Any:
     secured.add_argument("--tls-key", metavar="FILE", help="its private key")
     secured.add_argument("--tls-server-name", metavar="NAME", help="what the bridge's certificate must name")
     secured.add_argument("--token-file", metavar="FILE", help="file whose first line is a bearer token")
+    command.add_argument("--tenant", metavar="NAME", help="the tenant to look at, for admins (default: one's own)")
     return command
 
 
@@ -32,4 +33,4 @@ def connected(options: argparse.Namespace) -> Bridge:
         "server_name": options.tls_server_name,
     }
     tls = kvbridge.Tls(**given) if any(given.values()) else None
-    return kvbridge.connect(options.target, tls=tls, token_file=options.token_file)
+    return kvbridge.connect(options.target, tls=tls, token_file=options.token_file, tenant=options.tenant)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import isasyncgenfunction
 from typing import Any, TypeAlias, cast
 
 import grpc
@@ -47,7 +48,8 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
         deserializer, serializer = cast("Any", handler.request_deserializer), handler.response_serializer
         method = cast("Any", _method_of(handler))
         parse = _parser(None if handler.request_streaming else deserializer)
-        wrap = self._streaming if handler.response_streaming else self._answering
+        # A stream may be written by the method itself instead, as the service of health does.
+        wrap = self._streaming if isasyncgenfunction(method) else self._answering
         new_handler: Any = _NEW_HANDLERS[bool(handler.request_streaming), bool(handler.response_streaming)]
         wrapped: _Handler = new_handler(
             wrap(name, method, parse),
