@@ -28,6 +28,7 @@ WALL_CLOCK_READERS = {
     "node/catalog_watch.py": "whether a file is old enough to be read by its times alone; else it is read again",
     "node/containment.py": "where the numbers of events begin, so that they grow over a restart",
     "node/observation.py": "when the node was started, as a metric",
+    "node/text_store.py": "how long a text is kept on disk: no other clock goes on over a restart",
     "node/quarantines.py": "since when a quarantine is in force, for people",
 }
 """Every module that asks for the time of day, and what for: never for how long something lasts."""
