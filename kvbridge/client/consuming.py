@@ -62,7 +62,7 @@ class _Part:
             return self.ask.packed_tokens
         return None if self.span is None else self.ask.tokens_at(self.span.first_position, self.span.length)
 
-    def fallback(self, reason: Reason, detail: str) -> Handoff:
+    def fallback(self, reason: Reason, detail: str, *, retry_after_seconds: float | None = None) -> Handoff:
         """Return a handoff without cache that the SDK decides on by itself."""
         answer = Answer(
             key=self.ask.key(self.index),
@@ -71,6 +71,7 @@ class _Part:
             detail=detail,
             text=self.ask.texts[self.index],
             packed_tokens=self.own_tokens,
+            retry_after_seconds=retry_after_seconds,
         )
         return Handoff(answer)
 
@@ -86,7 +87,8 @@ def acquire(ports: Ports, ask: Ask, deadline: Deadline) -> Acquired:
         session, answer = ports.ask(lambda rpc: rpc.handoff.Acquire, ask.request, deadline, granted=_leases)
     except CallFailedError as failure:
         failure.raise_if_misuse()
-        return all_fallback(ask, Reason.DRAINING if failure.draining else Reason.BRIDGE_UNREACHABLE, str(failure))
+        reason = Reason.DRAINING if failure.draining else Reason.BRIDGE_UNREACHABLE
+        return all_fallback(ask, reason, str(failure), retry_after_seconds=failure.retry_after_seconds)
     # From here on every lease has an owner, whatever happens to the others.
     leases = [_reference(ports, session, part, asked_at) for part in answer.parts]
     try:
@@ -136,10 +138,14 @@ def _leases(session: Session, answer: pb.AcquireResponse) -> tuple[Ended, ...]:
     return tuple(Ended(session=session, kind=ReferenceKind.LEASE, token=token) for token in leased)
 
 
-def all_fallback(ask: Ask, reason: Reason, detail: str, *, handoff_id: str = "") -> Acquired:
+def all_fallback(
+    ask: Ask, reason: Reason, detail: str, *, handoff_id: str = "", retry_after_seconds: float | None = None
+) -> Acquired:
     """Return handoffs without caches that the SDK decides on by itself."""
     parts = (_Part(ask=ask, index=index, handoff_id=handoff_id) for index in ask.parts)
-    return Acquired(handoffs=tuple(part.fallback(reason, detail) for part in parts))
+    return Acquired(
+        handoffs=tuple(part.fallback(reason, detail, retry_after_seconds=retry_after_seconds) for part in parts)
+    )
 
 
 def _handoff(part: _Part, answer: pb.Part, lease: Reference | None, deadline: Deadline) -> Handoff:

@@ -15,9 +15,12 @@ from kvbridge.core.reasons import Reason
 
 UNAUTHENTICATED = "UNAUTHENTICATED"
 """The `google.rpc.ErrorInfo` reason of a node to which nothing proves who calls."""
+TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
+"""The `google.rpc.ErrorInfo` reason of a node that takes no more calls of this tenant just now."""
 DRAINING = "DRAINING"
 """The `google.rpc.ErrorInfo` reason of a node that is shutting down."""
 
+_NANOS_PER_SECOND = 1e9
 _REASONS_BY_CODE = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Reason.MEMORY_EXHAUSTED,
     grpc.StatusCode.NOT_FOUND: Reason.PAYLOAD_EXPIRED,
@@ -41,15 +44,26 @@ class CallFailedError(BridgeError):
     """A call brought no answer, or an error status."""
 
     def __init__(
-        self, code: grpc.StatusCode, detail: str, *, about: str = "", field: str = "", problem: str = ""
+        self,
+        code: grpc.StatusCode,
+        detail: str,
+        *,
+        about: str = "",
+        field: str = "",
+        problem: str = "",
+        retry_after_seconds: float | None = None,
     ) -> None:
-        """Keep the status; `about` is the `ErrorInfo` reason, `field` and `problem` come from `BadRequest`."""
+        """Keep the status.
+
+        `about` is the `ErrorInfo` reason, `field` and `problem` come from `BadRequest`, the last from `RetryInfo`.
+        """
         super().__init__(f"{code.name}: {detail}")
         self.code = code
         self.detail = detail
         self.about = about
         self.field = field
         self.problem = problem
+        self.retry_after_seconds = retry_after_seconds
 
     @classmethod
     def timed_out(cls, what: str) -> CallFailedError:
@@ -68,6 +82,11 @@ class CallFailedError(BridgeError):
         return self.code is grpc.StatusCode.UNAUTHENTICATED and self.about != UNAUTHENTICATED
 
     @property
+    def busy(self) -> bool:
+        """Tell whether the bridge did nothing because it has too many calls; gRPC itself refuses without details."""
+        return self.code is grpc.StatusCode.RESOURCE_EXHAUSTED and self.about in {"", TOO_MANY_REQUESTS}
+
+    @property
     def unanswered(self) -> bool:
         """Tell whether the bridge may have done what it was asked for, although no answer of its own came."""
         return self.code in _UNANSWERED and not self.about
@@ -77,6 +96,8 @@ class CallFailedError(BridgeError):
         """Return why the caller goes on without a cache."""
         if self.draining:
             return Reason.DRAINING
+        if self.about == TOO_MANY_REQUESTS:
+            return Reason.BRIDGE_UNREACHABLE
         return _REASONS_BY_CODE.get(self.code, Reason.BRIDGE_UNREACHABLE)
 
     def raise_if_misuse(self) -> None:
@@ -94,6 +115,7 @@ def failure_of(error: grpc.RpcError) -> CallFailedError:
     call = cast("Any", error)  # grpc raises objects that are a call, too, which its declarations do not say.
     code, detail = call.code(), call.details() or ""
     about = field = problem = ""
+    retry_after_seconds = None
     for packed in _status_details(call):
         if packed.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             info = error_details_pb2.ErrorInfo()
@@ -104,7 +126,13 @@ def failure_of(error: grpc.RpcError) -> CallFailedError:
             packed.Unpack(bad)
             if bad.field_violations:
                 field, problem = bad.field_violations[0].field, bad.field_violations[0].description
-    return CallFailedError(code, detail, about=about, field=field, problem=problem)
+        elif packed.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            retry = error_details_pb2.RetryInfo()
+            packed.Unpack(retry)
+            retry_after_seconds = max(retry.retry_delay.seconds + retry.retry_delay.nanos / _NANOS_PER_SECOND, 0.0)
+    return CallFailedError(
+        code, detail, about=about, field=field, problem=problem, retry_after_seconds=retry_after_seconds
+    )
 
 
 def _status_details(call: Any) -> list[any_pb2.Any]:

@@ -228,7 +228,7 @@ class Keeper:
         try:
             answer = batch.session.call(batch.method, batch.request, Deadline(CALL_SECONDS_MAX))
         except CallFailedError as failure:
-            if failure.code in _TRANSIENT:
+            if failure.code in _TRANSIENT or failure.busy:
                 return False
             if len(batch.tokens) > 1:  # All are released or none, so one unknown token must not keep the others.
                 self._batches.extend(_release(batch.session, [token]) for token in batch.tokens)
@@ -278,7 +278,7 @@ def _renewed(session: Session, references: list[Reference]) -> bool:
     except CallFailedError as failure:
         if failure.code is grpc.StatusCode.UNAUTHENTICATED:
             session.close()
-        return failure.code not in _TRANSIENT
+        return failure.code not in _TRANSIENT and not failure.busy
     ttls = {
         each.token: decode_duration(each.time_to_live, "time_to_live") if each.HasField("time_to_live") else None
         for each in answer.references

@@ -64,6 +64,8 @@ class Quotas:
         self._tenancies = tenancies
         self._quotas = quotas
         self._clock = clock
+        self.calls = 0
+        """Calls of everybody that are under way."""
         calls = config.concurrent_calls_max
         share = calls if len(tenancies) == 1 else calls * _SHARED_EIGHTHS // 8 // len(tenancies)
         self._share = max(share, 1)
@@ -73,11 +75,6 @@ class Quotas:
     def __repr__(self) -> str:
         """Show how many calls are under way."""
         return f"<Quotas of {len(self._standings)} tenants: {self.calls} calls>"
-
-    @property
-    def calls(self) -> int:
-        """Return how many calls of all tenants are under way."""
-        return sum(standing.calls for standing in self._standings.values())
 
     def apply(self) -> None:
         """Put into force what the quotas say now: all of them but the memory, which needs a restart."""
@@ -100,10 +97,12 @@ class Quotas:
             if refusable:
                 self._require_room(standing)
             standing.calls += refusable
+            self.calls += 1
             try:
                 yield
             finally:
                 standing.calls -= refusable
+                self.calls -= 1
         except LimitExceededError as error:
             standing.refusals[error.limit if error.limit in TENANT_LIMITS else OTHER_LIMIT] += 1
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -17,7 +18,9 @@ from kvbridge.node.state_file import NotPersistedError
 
 ERROR_DOMAIN = "kvbridge"
 """Domain of every `google.rpc.ErrorInfo` that a node sends."""
-_MEMORY_RETRY_SECONDS = 1
+_RETRY_SECONDS = 1.0
+"""When to try again, where nothing better is known."""
+_MICROSECONDS = 1_000_000
 TEXT_BYTES_MAX = 800
 """Longest text in a status: it travels in headers, several times, and clients take only some kilobytes of those."""
 
@@ -30,8 +33,11 @@ def _field_details(error: errors.BridgeError) -> list[Message]:
     return [error_details_pb2.BadRequest(field_violations=[violation])]
 
 
-def _retry_details(_: errors.BridgeError) -> list[Message]:
-    return [error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=_MEMORY_RETRY_SECONDS))]
+def _retry_details(error: errors.BridgeError) -> list[Message]:
+    delay = duration_pb2.Duration()
+    # Rounded up to the microsecond: who waits as long as it is told must not come too early.
+    delay.FromMicroseconds(math.ceil(getattr(error, "retry_after_seconds", _RETRY_SECONDS) * _MICROSECONDS))
+    return [error_details_pb2.RetryInfo(retry_delay=delay)]
 
 
 def _limit_details(error: errors.BridgeError) -> list[Message]:
@@ -46,6 +52,7 @@ _ROWS: tuple[tuple[type[errors.BridgeError], int, str, _Details], ...] = (
     (errors.NotYoursError, code_pb2.PERMISSION_DENIED, "NOT_YOURS", _field_details),
     (errors.WrongStateError, code_pb2.FAILED_PRECONDITION, "WRONG_STATE", _field_details),
     (errors.MemoryExhaustedError, code_pb2.RESOURCE_EXHAUSTED, "MEMORY_EXHAUSTED", _retry_details),
+    (errors.TooManyRequestsError, code_pb2.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS", _limit_details),
     (errors.LimitExceededError, code_pb2.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", _limit_details),
     (errors.UnavailableError, code_pb2.UNAVAILABLE, "DRAINING", _retry_details),
     (errors.TooLateError, code_pb2.DEADLINE_EXCEEDED, "TOO_LATE", lambda _: []),

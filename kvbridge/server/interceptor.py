@@ -18,7 +18,9 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from kvbridge.core.errors import BridgeError, InvalidFieldError
+from kvbridge.node.quotas import Quotas
 from kvbridge.server.access import AccessControl, Context
+from kvbridge.server.call_quotas import counted
 from kvbridge.server.calls import set_caller
 from kvbridge.server.errors import to_status
 from kvbridge.server.live_calls import LiveCalls
@@ -30,9 +32,10 @@ _Parse: TypeAlias = Callable[[Any], Any]
 class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs alone
     """Lets calls in, and turns what is wrong with one into the status that belongs to it."""
 
-    def __init__(self, control: AccessControl, calls: LiveCalls) -> None:
-        """Ask `control` about every call, and keep those that are under way in `calls`."""
+    def __init__(self, control: AccessControl, calls: LiveCalls, quotas: Quotas) -> None:
+        """Ask `control` about every call, count it in `quotas`, and keep those that are under way in `calls`."""
         self._control = control
+        self._quotas = quotas
         self._calls = calls
 
     async def intercept_service(
@@ -81,14 +84,18 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
 
     @contextmanager
     def _let_in(self, name: str, context: Context) -> Iterator[None]:
-        """Answer a call within this context, or raise why it may not be made; errors as for `AccessControl.admit`."""
+        """Answer a call within this context, or raise why it may not be made; errors as for `AccessControl.admit`.
+
+        Raises:
+            TooManyRequestsError: the tenant makes too many calls.
+        """
         admit = partial(self._control.admit, name, context)
         caller = admit()
         if caller is None:
             yield
             return
         set_caller(caller)
-        with self._calls.entered(caller, admit):
+        with counted(self._quotas, name, caller), self._calls.entered(caller, admit):
             yield
 
 

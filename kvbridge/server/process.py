@@ -210,7 +210,7 @@ def _build_server(
     calls = LiveCalls()
     bridge.access.add_listener(calls.look_again)
     server = aio.server(
-        interceptors=[CallInterceptor(AccessControl(bridge.access, bridge.sessions), calls)],
+        interceptors=[CallInterceptor(AccessControl(bridge.access, bridge.sessions), calls, bridge.quotas)],
         maximum_concurrent_rpcs=config.concurrent_calls_max,
         options=[
             ("grpc.max_receive_message_length", config.message_bytes_max),
