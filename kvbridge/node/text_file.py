@@ -94,11 +94,14 @@ class TextFile:
         self._path = path
         self._bytes_max = bytes_max
         self.rows = self.bytes = 0
+        self.has_old = False
+        """Whether more is too old than was deleted in the last transaction."""
         self._connection = _opened(path)
         try:
             with _told(path):
                 self.life = self._begin_life()
                 self.rows, self.bytes = self._measured()
+                self._trim()
         except BaseException:
             self._connection.close()
             raise
@@ -217,15 +220,26 @@ class TextFile:
 
     def _expire(self, now: float) -> None:
         old = "SELECT id, bytes FROM texts WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
-        for row, size in self._connection.execute(old, (now, _DELETED_AT_ONCE_MAX)).fetchall():
+        found = self._connection.execute(old, (now, _DELETED_AT_ONCE_MAX)).fetchall()
+        for row, size in found:
             self._delete(row, size)
+        self.has_old = len(found) == _DELETED_AT_ONCE_MAX
+
+    def _trim(self) -> None:
+        """Make room step by step: an earlier start may have had much more of it."""
+        while self.bytes > self._bytes_max:
+            with self._transaction():
+                self._delete_oldest()
 
     def _make_room(self) -> None:
-        oldest = "SELECT id, bytes FROM texts ORDER BY id LIMIT ?"
         while self.bytes > self._bytes_max:
-            for row, size in self._connection.execute(oldest, (_DELETED_AT_ONCE_MAX,)).fetchall():
-                if self.bytes > self._bytes_max:
-                    self._delete(row, size)
+            self._delete_oldest()
+
+    def _delete_oldest(self) -> None:
+        oldest = "SELECT id, bytes FROM texts ORDER BY id LIMIT ?"
+        for row, size in self._connection.execute(oldest, (_DELETED_AT_ONCE_MAX,)).fetchall():
+            if self.bytes > self._bytes_max:
+                self._delete(row, size)
 
     def _delete(self, row: int, size: int) -> None:
         self._connection.execute("DELETE FROM texts WHERE id = ?", (row,))

@@ -213,7 +213,9 @@ class TextStore:
         now = time.monotonic()
         if self._failed_at is not None and now - self._failed_at < _RETRY_SECONDS:
             return False
-        return bool(self._unwritten or self._queue) or now - self._written_at >= _IDLE_SECONDS_MAX
+        if self._unwritten or self._queue or now - self._written_at >= _IDLE_SECONDS_MAX:
+            return True
+        return self._file is not None and self._file.has_old
 
     def _write(self, file: TextFile) -> bool:
         """Write one batch, and tell whether that went well; if it did not, it stays to be tried again."""
@@ -243,8 +245,8 @@ class TextStore:
         batch: list[Noted | _Question] = []
         size = 0
         while self._queue and len(batch) < _BATCH_NOTES and size < _BATCH_BYTES:
-            batch.append(note := self._queue.popleft())
-            size += _size(note)
+            batch.append(one := self._queue.popleft())
+            size += _size(one) if isinstance(one, Noted) else 0
         self._bytes_taken += size
         return batch
 
@@ -288,7 +290,5 @@ def _reply(question: _Question, answer: dict[PayloadReference, KeptText]) -> Non
         question.loop.call_soon_threadsafe(give)
 
 
-def _size(note: Noted | _Question) -> int:
-    if isinstance(note, _Question) or note.text is None:
-        return ROW_BYTES
-    return ROW_BYTES + text_bytes(note.text.fallback, note.text.tokens)
+def _size(note: Noted) -> int:
+    return ROW_BYTES + (0 if note.text is None else text_bytes(note.text.fallback, note.text.tokens))

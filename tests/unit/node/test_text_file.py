@@ -130,6 +130,27 @@ def test_the_oldest_make_room(path: str) -> None:
     file.close()
 
 
+def test_a_lesser_limit_holds_from_the_start(path: str) -> None:
+    """Of what an earlier start kept, the newest stay."""
+    file = TextFile(path, bytes_max=BYTES_MAX)
+    write(file, *(noted(f"k{number:03}") for number in range(1000)))
+    size = file.bytes // 1000
+    file.close()
+    again = TextFile(path, bytes_max=10 * size)
+    assert (again.rows, find(again, "k989"), words(find(again, "k990"))) == (10, None, "the text")
+    again.close()
+
+
+def test_many_old_texts_go_step_by_step(file: TextFile) -> None:
+    """So that nobody waits long for an answer; it is told whether there are more."""
+    write(file, *(noted(f"k{number}") for number in range(600)), expires_at=1.0)
+    rows: list[int] = []
+    while not rows or file.has_old:
+        write(file, now=2.0)
+        rows.append(file.rows)
+    assert rows == [344, 88, 0]
+
+
 def test_figures_are_those_of_the_file(path: str) -> None:
     """After a start as before the end."""
     file = TextFile(path, bytes_max=BYTES_MAX)
