@@ -13,6 +13,7 @@ from kvbridge.node.prefetching import Prefetching
 from kvbridge.observe.journal_file import JournalFile
 from kvbridge.observe.metrics import Metrics, NodeSample, TextSample
 from kvbridge.observe.rotating_file import RotatingFile
+from kvbridge.observe.tenant_metrics import Level
 from kvbridge.wire.journal import RecordEncoder
 
 if TYPE_CHECKING:
@@ -87,4 +88,10 @@ def _sample(bridge: Bridge, file: JournalFile | None) -> NodeSample:
         journal_write_errors=0 if file is None else file.write_errors,
         access_file_good=not bridge.access.file_problem,
         texts=_texts(bridge),
+        tenants=bridge.quotas.samples(),
+        levels={
+            "sessions_max": Level(used=len(bridge.sessions), limit=bridge.config.sessions_max),
+            "concurrent_calls_max": Level(used=bridge.quotas.calls, limit=bridge.config.concurrent_calls_max),
+            "watches_max": Level(used=len(bridge.containment.watchers), limit=bridge.config.watches_max),
+        },
     )

@@ -12,7 +12,9 @@ from kvbridge.config import BridgeConfig
 from kvbridge.core.access import TenantQuota
 from kvbridge.core.access.rate import TokenBucket
 from kvbridge.core.errors import LimitExceededError, MemoryExhaustedError, TooManyRequestsError
+from kvbridge.core.ledger import LedgerLimits, Usage
 from kvbridge.node.tenancy import Tenancy
+from kvbridge.observe.tenant_metrics import Level, TenantSample
 
 _log = logging.getLogger(__name__)
 
@@ -110,18 +112,18 @@ class Quotas:
             standing.refusals[MEMORY_LIMIT] += 1
             raise
 
-    def refusals(self, tenant: str) -> dict[str, int]:
-        """Return how many calls of a tenant were refused since the start, by each limit."""
-        counts = self._standings[tenant].refusals
-        return {limit: counts[limit] for limit in (*TENANT_LIMITS, OTHER_LIMIT)}
+    def samples(self) -> list[TenantSample]:
+        """Return every tenant's memory, limits and refusals."""
+        return [self._sample(tenant, standing) for tenant, standing in self._standings.items()]
 
-    def usage(self, tenant: str) -> dict[str, tuple[float, float]]:
-        """Return how much of each of its limits on calls a tenant uses, and the limit."""
-        standing = self._standings[tenant]
-        used = {CALLS_LIMIT: (float(standing.calls), float(standing.calls_max))}
-        if standing.bucket is not None:
-            used[RATE_LIMIT] = (standing.bucket.taken(now=self._clock()), float(standing.bucket.burst))
-        return used
+    def _sample(self, tenant: str, standing: _Standing) -> TenantSample:
+        with self._tenancies[tenant].ledger() as ledger:
+            usage, limits = ledger.usage(), ledger.limits
+        levels = {**_ledger_levels(usage, limits), CALLS_LIMIT: Level(used=standing.calls, limit=standing.calls_max)}
+        if (bucket := standing.bucket) is not None:
+            levels[RATE_LIMIT] = Level(used=bucket.taken(now=self._clock()), limit=bucket.burst)
+        refusals = {limit: standing.refusals[limit] for limit in (*TENANT_LIMITS, OTHER_LIMIT)}
+        return TenantSample(tenant=tenant, usage=usage, levels=levels, refusals=refusals)
 
     def _require_room(self, standing: _Standing) -> None:
         if standing.calls >= standing.calls_max:
@@ -138,3 +140,14 @@ class Quotas:
             return TokenBucket(per_second=rate, burst=quota.burst, now=self._clock())
         bucket.change(per_second=rate, burst=quota.burst, now=self._clock())
         return bucket
+
+
+def _ledger_levels(usage: Usage, limits: LedgerLimits) -> dict[str, Level]:
+    references = usage.reservations + usage.holds + usage.leases + usage.residues
+    kept_bytes = usage.arena_bytes - usage.free_bytes - usage.evictable_bytes
+    return {
+        MEMORY_LIMIT: Level(used=kept_bytes, limit=usage.arena_bytes),
+        "payloads_max": Level(used=usage.payloads, limit=limits.payloads_max),
+        "references_max": Level(used=references, limit=limits.references_max),
+        "payload_text_bytes_max": Level(used=usage.payload_text_bytes, limit=limits.payload_text_bytes_max),
+    }

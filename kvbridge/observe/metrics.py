@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry
@@ -20,6 +20,7 @@ from kvbridge.core.journal import HandoffQuality, HandoffRecord, HandoffUse
 from kvbridge.core.ledger import Usage
 from kvbridge.core.reasons import SDK_ONLY_REASONS, Reason
 from kvbridge.observe.tallies import Distribution, Tally
+from kvbridge.observe.tenant_metrics import BYTE_STATES, Level, TenantSample, tenant_families
 from kvbridge.version import VERSION
 
 REASONS: tuple[Reason, ...] = tuple(reason for reason in Reason if reason not in SDK_ONLY_REASONS)
@@ -27,7 +28,6 @@ REASONS: tuple[Reason, ...] = tuple(reason for reason in Reason if reason not in
 GATE_BUCKETS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 0.1)
 HANDOFF_BUCKETS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _UNKNOWN = "unknown"
-_BYTE_STATES = ("reserved", "committed", "draining", "quarantined", "free")
 _COUNTS = {
     "payloads": "Payloads that occupy memory, in all states.",
     "leases": "Live leases of consumers.",
@@ -88,6 +88,10 @@ class NodeSample:
     """Whether all of the access file, if there is one, is in force."""
     texts: TextSample = TextSample()
     """The store of texts."""
+    tenants: Sequence[TenantSample] = ()
+    """Each tenant's memory and limits."""
+    levels: Mapping[str, Level] = field(default_factory=dict)
+    """Limits of the node as a whole, by the name of the setting."""
 
 
 Sample: TypeAlias = Callable[[], NodeSample]
@@ -144,6 +148,7 @@ class Metrics(Collector):
         yield _payload_bytes(sample, self._leased_bytes)
         yield _prefetches(sample.prefetches)
         yield from _memory(sample.usages)
+        yield from tenant_families(sample.tenants, sample.levels)
         yield from _node(sample)
         yield from self._constants()
 
@@ -217,7 +222,7 @@ def _memory(usages: Sequence[Usage]) -> Iterator[Metric]:
     """Yield where the bytes of all arenas together are, and how much of each thing there is."""
     yield _gauge("kvbridge_arena_size_bytes", "Size of the arenas.", sum(usage.arena_bytes for usage in usages))
     arena = GaugeMetricFamily("kvbridge_arena_bytes", "Bytes of the arenas by state.", labels=["state"])
-    for state in _BYTE_STATES:
+    for state in BYTE_STATES:
         arena.add_metric([state], sum(getattr(usage, f"{state}_bytes") for usage in usages))
     yield arena
     for name, text in _COUNTS.items():
