@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from kvbridge.node.neighbourhood import Neighbourhood, NeighbourhoodLimits
 from kvbridge.node.orders import OrderKeeper
 from kvbridge.node.replicas import Replicas
 from kvbridge.node.tenancy import Tenancy
+from kvbridge.observe.directory_metrics import DirectorySample
 
 KEYS_ASKED_MAX = 1024
 """Most keys that another node may ask for at once."""
@@ -148,6 +150,21 @@ class Cluster:
             for name, contact in contacts.items()
         ]
 
+    def sample(self) -> DirectorySample:
+        """Return how things stand, for a scrape."""
+        if self.neighbourhood is None:
+            return DirectorySample(orders=len(self.orders))
+        standing = self.neighbourhood.standing
+        age = standing.age_seconds
+        return DirectorySample(
+            is_up=standing.is_up,
+            age_seconds=float("inf") if age is None else age,
+            failures=standing.failures,
+            look_ups=standing.look_ups,
+            neighbours=Counter(map(_state, self.neighbours())),
+            orders=len(self.orders),
+        )
+
     def _owned(self, tenancy: Tenancy, key: str) -> Owned | None:
         if is_handoff_reference(key):
             return None
@@ -155,3 +172,9 @@ class Cluster:
         if found is None or found.committed_at is None:
             return None
         return Owned(reference=found.reference, committed_at=unix_time(found.committed_at, now=self._clock()))
+
+
+def _state(neighbour: NeighbourPicture) -> str:
+    if not neighbour.is_reachable:
+        return "unreachable"
+    return "agreeing" if neighbour.agrees else "behind"

@@ -86,6 +86,7 @@ def _sample(bridge: Bridge, file: JournalFile | None) -> NodeSample:
         journal_records=len(bridge.journal),
         journal_dropped=0 if file is None else file.dropped,
         journal_write_errors=0 if file is None else file.write_errors,
+        directory=bridge.cluster.sample(),
         access_file_good=not bridge.access.file_problem,
         texts=_texts(bridge),
         tenants=bridge.quotas.samples(),

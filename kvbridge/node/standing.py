@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kvbridge.observe.tallies import Distribution
-
-LOOK_UP_BUCKETS = (2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0)
+from kvbridge.observe.directory_metrics import new_look_ups
 
 
 class Standing:
@@ -22,9 +20,7 @@ class Standing:
         """Why it is not up; empty if it is."""
         self.failures = 0
         """How often it did not answer."""
-        self.look_ups = Distribution(
-            "kvbridge_directory_look_up_seconds", "Time that looking up keys of other nodes took.", LOOK_UP_BUCKETS
-        )
+        self.look_ups = new_look_ups()
         self._clock = clock
         self._answered_at: float | None = None
         self._listeners: list[Callable[[bool], None]] = []

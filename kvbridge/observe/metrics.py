@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from kvbridge.core.journal import HandoffQuality, HandoffRecord, HandoffUse
 from kvbridge.core.ledger import Usage
 from kvbridge.core.reasons import SDK_ONLY_REASONS, Reason
+from kvbridge.observe.directory_metrics import DirectorySample, directory_families
 from kvbridge.observe.tallies import Distribution, Tally
 from kvbridge.observe.tenant_metrics import BYTE_STATES, Level, TenantSample, tenant_families
 from kvbridge.version import VERSION
@@ -84,6 +85,8 @@ class NodeSample:
     """Records that will never be in the journal's file."""
     journal_write_errors: int
     """Writes to that file that failed."""
+    directory: DirectorySample = field(default_factory=DirectorySample)
+    """The directory and the other nodes."""
     access_file_good: bool = True
     """Whether all of the access file, if there is one, is in force."""
     texts: TextSample = TextSample()
@@ -148,6 +151,7 @@ class Metrics(Collector):
         yield _payload_bytes(sample, self._leased_bytes)
         yield _prefetches(sample.prefetches)
         yield from _memory(sample.usages)
+        yield from directory_families(sample.directory)
         yield from tenant_families(sample.tenants, sample.levels)
         yield from _node(sample)
         yield from self._constants()
