@@ -38,11 +38,21 @@ def request_id() -> str:
 class ApiClient:
     """One client: attached through the descriptor socket, or by value under a name of its own."""
 
-    def __init__(self, bridge: BridgeProcess, *, attached: bool = True) -> None:
-        """Connect to a running bridge."""
+    def __init__(
+        self,
+        bridge: BridgeProcess,
+        *,
+        attached: bool = True,
+        target: str | None = None,
+        name: str | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Connect to a running bridge, by default over its unix socket; every call carries `metadata`, too."""
         self.attachment = Attachment.open(bridge.descriptor_socket, CALL_SECONDS) if attached else None
-        self.name = self.attachment.session_token if self.attachment else f"by-value-{uuid.uuid4()}"
-        self.channel = grpc.insecure_channel(bridge.target, [("grpc.use_local_subchannel_pool", 1)])
+        own_name = self.attachment.session_token if self.attachment else f"by-value-{uuid.uuid4()}"
+        self.name = name or own_name
+        self.extra_metadata = tuple(metadata)
+        self.channel = grpc.insecure_channel(target or bridge.target, [("grpc.use_local_subchannel_pool", 1)])
         self._handoff = HandoffServiceStub(self.channel)
         self._inspect = InspectServiceStub(self.channel)
         self._arenas: dict[str, mmap.mmap] = {}
@@ -67,7 +77,7 @@ class ApiClient:
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return what names this client in every call."""
-        return (("kvbridge-client", self.name),)
+        return (("kvbridge-client", self.name), *self.extra_metadata)
 
     # Producers
 
