@@ -49,6 +49,8 @@ _POSITIVE = frozenset(
         "lease_ttl_seconds",
         "reservation_ttl_seconds",
         "upload_seconds_max",
+        "download_seconds_max",
+        "request_seconds_max",
         "access_poll_seconds",
         "catalog_poll_seconds",
         "tls_poll_seconds",
@@ -169,8 +171,20 @@ class BridgeConfig:
     """Most local clients of one user at once."""
     concurrent_calls_max: int = 2048
     """Most gRPC calls at once; more are refused."""
+    calls_per_connection_max: int = 1024
+    """Most calls at once over one connection; more wait at the client."""
     message_bytes_max: int = 24 << 20
-    """Largest gRPC message: room for the longest text and token list together."""
+    """Largest gRPC message: room for the longest text and token list together. Compressed ones are refused."""
+    metadata_bytes_max: int = 16 << 10
+    """Most bytes of metadata that come with one call."""
+    request_seconds_max: float = 60.0
+    """How long the message of a call, or the first of an upload, may take to arrive."""
+    connection_idle_seconds: float = 3600.0
+    """How long a connection without calls stays open; 0 for as long as its client likes."""
+    streams_max: int = 512
+    """Most uploads, downloads and other streams at once, those of events apart; fewer than calls, which need room."""
+    streams_per_client_max: int = 128
+    """The same for one client."""
     answers_remembered_max: int = 1024
     """Most answers kept for clients that repeat a request."""
     answer_bytes_remembered_max: int = 64 << 20
@@ -269,6 +283,8 @@ class BridgeConfig:
     """Most bytes that are prefetched at once, for each tenant."""
     upload_seconds_max: float = 600.0
     """How long one upload may take."""
+    download_seconds_max: float = 600.0
+    """How long one download, or another stream but one of events, may take."""
     chunk_bytes: int = 1 << 20
     """Size of a chunk that the node streams."""
     reflection: bool = True
@@ -407,7 +423,7 @@ class BridgeConfig:
             return
         if name.endswith("_watermark"):
             self._check_range(name, value, _WATERMARK_MIN, 1.0)
-        elif name.endswith("_seconds"):
+        elif name.endswith(("_seconds", "_seconds_max")):
             self._check_range(name, value, _POSITIVE_SECONDS_MIN if name in _POSITIVE else 0, DURATION_SECONDS_MAX)
         else:
             self._check_range(name, value, 0 if name in _MAY_BE_ZERO else 1, _MAXIMA.get(name, INTEGER_MAX))

@@ -44,7 +44,11 @@ class BulkServicer:
         """
         client = caller(self._bridge.sessions, context)
         first = pb.UploadRequest()
-        await _parse_next(messages, first)
+        try:
+            async with asyncio.timeout(self._bridge.config.request_seconds_max):
+                await _parse_next(messages, first)
+        except TimeoutError as error:
+            raise TooLateError("request_seconds_max: the upload did not begin in time") from error
         require(first.WhichOneof("part") == "header", "header")
         header = first.header
 
@@ -66,10 +70,11 @@ class BulkServicer:
         """
         config = self._bridge.config
         try:
-            async with asyncio.timeout(config.upload_seconds_max):
+            async with asyncio.timeout(config.upload_seconds_max) as whole:
                 return await _write_chunks(upload, messages, pause_seconds_max=config.reservation_ttl_seconds)
         except TimeoutError as error:
-            raise TooLateError("the upload came too slowly and was given up") from error
+            limit = "upload_seconds_max" if whole.expired() else "reservation_ttl_seconds"
+            raise TooLateError(f"{limit}: the upload came too slowly and was given up") from error
 
     async def download(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:
         """Yield the canonical bytes of a leased payload as serialized `DownloadResponse` messages.

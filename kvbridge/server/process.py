@@ -41,6 +41,7 @@ from kvbridge.server.inspect import InspectServicer
 from kvbridge.server.interceptor import CallInterceptor
 from kvbridge.server.live_calls import LiveCalls
 from kvbridge.server.metrics_access import metrics_guard
+from kvbridge.server.patience import PatienceInterceptor
 from kvbridge.server.peers import PeerServicer
 from kvbridge.server.security import Security
 from kvbridge.server.sockets import directory_mode, make_directory, open_socket, private_files
@@ -68,6 +69,8 @@ _STOP_GRACE_SECONDS = 1.0
 _OLDEST_COLLECTED_EVERY = 500
 """Collections of the middle generation between two of the oldest, which holds the records of the journal."""
 _KEEPALIVE_MILLISECONDS = 20_000
+_UNCOMPRESSED_ALONE = 1
+"""Bit of the only encoding of messages that is taken."""
 _HANDSHAKE_MILLISECONDS_MAX = 10_000
 
 
@@ -210,17 +213,12 @@ def _build_server(
     calls = LiveCalls()
     bridge.access.add_listener(calls.look_again)
     server = aio.server(
-        interceptors=[CallInterceptor(AccessControl(bridge.access, bridge.sessions), calls, bridge.quotas)],
-        maximum_concurrent_rpcs=config.concurrent_calls_max,
-        options=[
-            ("grpc.max_receive_message_length", config.message_bytes_max),
-            ("grpc.max_send_message_length", config.message_bytes_max),
-            ("grpc.so_reuseport", 0),
-            # A client by value whose host is gone says nothing; without these its uploads would wait for hours.
-            ("grpc.keepalive_time_ms", _KEEPALIVE_MILLISECONDS),
-            ("grpc.keepalive_timeout_ms", _KEEPALIVE_MILLISECONDS),
-            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MILLISECONDS_MAX),
+        interceptors=[
+            CallInterceptor(AccessControl(bridge.access, bridge.sessions), calls, bridge.quotas),
+            PatienceInterceptor(config),
         ],
+        maximum_concurrent_rpcs=config.concurrent_calls_max,
+        options=_server_options(config),
     )
     answers = Answers(config.answers_remembered_max, config.answer_bytes_remembered_max)
     # Handlers are asked in order, so the bulk methods shadow the generated ones of the same name.
@@ -243,6 +241,27 @@ def _build_server(
     if config.reflection:
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server, healthy, _bind(server, config, credentials)
+
+
+def _server_options(config: BridgeConfig) -> list[tuple[str, int]]:
+    options = [
+        ("grpc.max_receive_message_length", config.message_bytes_max),
+        ("grpc.max_send_message_length", config.message_bytes_max),
+        # A small message may inflate to any size before gRPC looks how large it is.
+        ("grpc.compression_enabled_algorithms_bitset", _UNCOMPRESSED_ALONE),
+        # Where the two differ, gRPC refuses what lies between them by chance.
+        ("grpc.max_metadata_size", config.metadata_bytes_max),
+        ("grpc.absolute_max_metadata_size", config.metadata_bytes_max),
+        ("grpc.max_concurrent_streams", config.calls_per_connection_max),
+        ("grpc.so_reuseport", 0),
+        # A client by value whose host is gone says nothing; without these its uploads would wait for hours.
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MILLISECONDS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_MILLISECONDS),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MILLISECONDS_MAX),
+    ]
+    if config.connection_idle_seconds:
+        options.append(("grpc.max_connection_idle_ms", round(config.connection_idle_seconds * 1000)))
+    return options
 
 
 def _bulk_handlers(bulk: BulkServicer) -> grpc.GenericRpcHandler[Any, Any]:
