@@ -99,6 +99,7 @@ class CatalogKeeper:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
+        await asyncio.gather(*self._saving)
 
     # What runs
 

@@ -63,6 +63,7 @@ class Cluster:
         self._tenancies = tenancies
         self._epoch = epoch
         self._clock = clock
+        self._quarantines = containment.quarantines
         self.orders = OrderKeeper(
             node_id=config.node_id, epoch=epoch, quarantines=containment.quarantines, catalog=catalog
         )
@@ -98,9 +99,10 @@ class Cluster:
             await self.neighbourhood.start(Member(node_id=self._config.node_id, target=target, epoch=self._epoch))
 
     async def close(self) -> None:
-        """Leave."""
+        """Leave, once what others said is in this node's files."""
         if self.neighbourhood is not None:
             await self.neighbourhood.close()
+        await self._quarantines.settle()
 
     # What happens here
 

@@ -287,6 +287,10 @@ class QuarantineKeeper:
         """Return the quarantines of all tenants, each with its tenant, oldest first."""
         return self._all()
 
+    async def settle(self) -> None:
+        """Wait until what other nodes said is in the file, or known not to be."""
+        await asyncio.gather(*self._saving)
+
     # The parts of these
 
     def _target_here(self, target: Target) -> Target:
