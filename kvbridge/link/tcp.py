@@ -35,6 +35,9 @@ _HEAD = struct.Struct("<16sHHHH")
 _LENGTH = struct.Struct("<Q")
 _TURN_BYTES = 4 << 20
 """After so many bytes without a pause other work gets its turn."""
+_AT_ONCE_BYTES = 512 << 10
+"""Fewer bytes than these are not worth waking up for, but are taken all the same after a while."""
+_AT_ONCE_SECONDS = 0.05
 _PARTS_REQUIRED = 2
 """How many of the texts of a request may not be empty."""
 
@@ -119,7 +122,7 @@ async def receive(connection: Connection, request: BulkRequest, sink: Sink) -> N
         [length] = _LENGTH.unpack(await _read(connection, _LENGTH.size))
         if length != sink.remaining_bytes:
             raise TransferFailedError(f"the owner sends {length} bytes where {sink.remaining_bytes} are missing")
-        await _move(lambda: _receive_once(connection, sink), lambda: readable(connection))
+        await _move(lambda: _receive_once(connection, sink), lambda: _much_readable(connection, sink.remaining_bytes))
     except OSError as error:
         raise TransferFailedError(f"the stream of bytes broke off: {error.strerror or error}") from error
 
@@ -172,6 +175,18 @@ async def _move(step: Callable[[], int | None], wait: Callable[[], Awaitable[Non
         if in_a_row >= _TURN_BYTES:
             await asyncio.sleep(0)
             in_a_row = 0
+
+
+async def _much_readable(connection: Connection, missing_bytes: int) -> None:
+    """Wait until a good deal has come or the end, but not for long.
+
+    Whoever wakes up for each packet spends its time on waking up.
+    """
+    if isinstance(connection, socket.socket):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(missing_bytes, _AT_ONCE_BYTES))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_AT_ONCE_SECONDS):
+            await readable(connection)
 
 
 def _receive_once(connection: Connection, sink: Sink) -> int | None:

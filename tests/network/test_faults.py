@@ -15,6 +15,9 @@ from tests.api import ApiClient, collect, random_content
 from tests.harness import wait_for
 from tests.network.nodes import SLOW_BYTES_PER_SECOND, TOKENS, Pair, large_spec, refusal, running_pair
 
+KILLS = 100
+"""How often an owner is killed, for each way that bytes can take."""
+
 
 def begun(pair: Pair, spec: PayloadSpec, pool: ThreadPoolExecutor) -> Future[pb.Part]:
     """Begin a pull that takes seconds, and return once its bytes flow."""
@@ -87,6 +90,30 @@ def test_an_owner_that_is_killed(own_pair: Pair) -> None:
         assert content.tobytes() != random_content(after).tobytes()
         pair.consumer.release(part.kv.lease_token)
         wait_for(lambda: not producer.arena_usage().leases)
+
+
+@pytest.mark.slow
+def test_an_owner_that_is_killed_again_and_again(own_pair: Pair) -> None:
+    """Every time the caller has the owner's text before its deadline, and nothing is left of the transfer."""
+    pair = own_pair
+    producer = pair.producer
+    for number in range(KILLS):
+        spec = large_spec(f"killed {number}")
+        producer.publish(spec)
+        with ThreadPoolExecutor(1) as pool:
+            asking = begun(pair, spec, pool)
+            pair.owner.kill()
+            assert refusal(asking.result(), spec) is Reason.TRANSFER_FAILED, number
+        producer.close()
+        pair.owner.start()
+        pair.proxy.behave()
+        pair.proxy.target_port = pair.owner.tcp_port
+        producer = ApiClient(pair.owner)
+        again = builders.spec(key=f"again {number}")
+        producer.publish(again)
+        pair.consumer.release(pulled(pair, again).kv.lease_token)
+        assert not pair.consumer.arena_usage().reservations
+    producer.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
