@@ -75,7 +75,12 @@ class PatienceInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # ge
             timer.stop()
             return method(request, context)
 
-        return begin
+        async def begin_stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            async for response in begin(request, context):
+                yield response
+
+        # Whoever wraps this asks of what kind it is.
+        return begin_stream if inspect.isasyncgenfunction(method) else begin
 
     def _counted(self, client: str, method: _Method) -> _Method:
         async def answer(request: Any, context: Any) -> Any:
