@@ -47,9 +47,9 @@ class Entry:
     key: str
     """The key as its producer chose it."""
     generation: int
-    """The newest generation that can be had; 0 if there is none any more."""
+    """The newest generation of which there is anything, be it the text alone; 0 if there is none any more."""
     committed_at: float = 0.0
-    """When that was committed, in seconds of Unix time."""
+    """When that was committed, in seconds of Unix time; 0 if the text alone is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Location:
     generation: int
     """The generation, at least 1."""
     committed_at: float
-    """When it was committed, in seconds of the owner's Unix time."""
+    """When it was committed, in seconds of the owner's Unix time; 0 if the text alone is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

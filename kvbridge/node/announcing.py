@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from kvbridge.core.handoff_reference import is_handoff_reference
-from kvbridge.core.ledger import Payload, PayloadEnded, PayloadState
+from kvbridge.core.ledger import Payload, PayloadEnded, PayloadState, Tombstone
 from kvbridge.directory import Entry
 from kvbridge.node.tenancy import Tenancy
 
@@ -39,7 +39,7 @@ class Announcer:
         self._note(tenant, key)
 
     def ended(self, tenant: str, ended: PayloadEnded) -> None:
-        """Note a payload that can no longer be had."""
+        """Note a payload of which nothing but its text can be had any more."""
         self._note(tenant, ended.reference.key)
 
     def tell_everything(self) -> None:
@@ -99,23 +99,25 @@ class Announcer:
 
     def _entry(self, tenant: str, key: str) -> Entry:
         """Return what holds for a key at this moment."""
-        found = newest(self._tenancies[tenant], key, now=self._clock())
-        if found is None or found.committed_at is None:
+        owned = newest(self._tenancies[tenant], key, now=self._clock())
+        if owned is None:
             return Entry(tenant=tenant, key=key, generation=0)
-        committed_at = unix_time(found.committed_at, now=self._clock())
-        return Entry(tenant=tenant, key=key, generation=found.reference.generation, committed_at=committed_at)
+        generation, committed_at = owned
+        return Entry(tenant=tenant, key=key, generation=generation, committed_at=committed_at)
 
 
-def newest(tenancy: Tenancy, key: str, *, now: float) -> Payload | None:
-    """Return the newest payload that can be had under a key, or None."""
+def newest(tenancy: Tenancy, key: str, *, now: float) -> tuple[int, float] | None:
+    """Return the newest generation of a key of which anything can be told, and when it was committed in Unix time.
+
+    What has ended still has its text, and why it ended is to be told; so it can be found, behind all that has not.
+    """
     with tenancy.ledger() as ledger:
         found = ledger.find(now=now, key=key)
-    return found if isinstance(found, Payload) and found.state is PayloadState.COMMITTED else None
-
-
-def unix_time(at: float, *, now: float) -> float:
-    """Return when it was `at` by a clock that shows `now`, in Unix time."""
-    return max(time.time() - max(now - at, 0.0), 0.0)
+    if isinstance(found, Tombstone):
+        return found.reference.generation, 0.0
+    if found is None or found.committed_at is None:
+        return None
+    return found.reference.generation, max(time.time() - max(now - found.committed_at, 0.0), 0.0)
 
 
 def _is_own(payload: Payload) -> bool:

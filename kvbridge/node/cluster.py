@@ -12,7 +12,7 @@ from kvbridge.core.gate import AcquireTerms
 from kvbridge.core.handoff_reference import is_handoff_reference
 from kvbridge.directory import Directory, Member
 from kvbridge.link.neighbour import Neighbours, OrderNews, Owned
-from kvbridge.node.announcing import Announcer, newest, unix_time
+from kvbridge.node.announcing import Announcer, newest
 from kvbridge.node.catalog import CatalogKeeper
 from kvbridge.node.containment import Containment
 from kvbridge.node.locating import located
@@ -129,7 +129,7 @@ class Cluster:
     # What others ask
 
     def owned(self, tenant: str, keys: Sequence[str]) -> list[Owned]:
-        """Return what this node owns under those of the keys under which it owns anything that can be had."""
+        """Return what this node owns under those of the keys of which it can tell anything."""
         tenancy = self._tenancies.get(tenant)
         return [] if tenancy is None else [owned for owned in (self._owned(tenancy, key) for key in keys) if owned]
 
@@ -171,9 +171,10 @@ class Cluster:
         if is_handoff_reference(key):
             return None
         found = newest(tenancy, key, now=self._clock())
-        if found is None or found.committed_at is None:
+        if found is None:
             return None
-        return Owned(reference=found.reference, committed_at=unix_time(found.committed_at, now=self._clock()))
+        generation, committed_at = found
+        return Owned(reference=PayloadReference(key=key, generation=generation), committed_at=committed_at)
 
 
 def _state(neighbour: NeighbourPicture) -> str:

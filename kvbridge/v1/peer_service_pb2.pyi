@@ -269,7 +269,7 @@ class LocatePayloadsResponse(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def payloads(self) -> _containers.RepeatedCompositeFieldContainer[Global___LocatedPayload]:
-        """One for each of the keys under which there is something to be had; the others are left out."""
+        """One for each of the keys of which anything can be told, be it the text alone; the others are left out."""
 
     @_builtins.property
     def owner(self) -> Global___PingResponse:
@@ -303,7 +303,7 @@ class LocatedPayload(_message.Message):
 
     @_builtins.property
     def committed(self) -> _timestamp_pb2.Timestamp:
-        """When it was committed, by the owner's clock."""
+        """When it was committed, by the owner's clock; 0 if the text alone is left."""
 
     def __init__(
         self,

@@ -23,7 +23,16 @@ from tests.harness import BridgeProcess, running_bridge, wait_for
 
 MEETING_SECONDS = 30.0
 DEADLINE_SECONDS = 2.0
-SETTINGS = ("--arena-bytes", str(16 << 20), "--heartbeat-seconds", "0.5", "--directory-ttl-seconds", "3")
+SETTINGS = (
+    "--arena-bytes",
+    str(16 << 20),
+    "--heartbeat-seconds",
+    "0.5",
+    "--directory-ttl-seconds",
+    "3",
+    "--bulk-listen",
+    "127.0.0.1:0",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,9 +73,9 @@ class ClusterNode:
         """Tell whether a key is handed over as a cache."""
         return self.acquire(spec).WhichOneof("directive") == "kv"
 
-    def reason(self, spec: PayloadSpec) -> Reason | None:
+    def reason(self, spec: PayloadSpec, **changes: Any) -> Reason | None:
         """Return why a key is text; None if it is a cache."""
-        part = self.acquire(spec)
+        part = self.acquire(spec, **changes)
         return None if part.WhichOneof("directive") == "kv" else decode_reason(part.text.reason)
 
     # What people do

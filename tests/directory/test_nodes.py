@@ -14,6 +14,7 @@ from tests.api import collect
 from tests.directory.cluster import ClusterNode, Load, model, payload, running_cluster, wait_until_met
 from tests.directory.servers import DirectoryServer, running_server
 from tests.harness import wait_for
+from tests.network.nodes import foreign
 
 NAMES = Names(prefix="kvbridge")
 BACK_SECONDS = 20.0
@@ -74,6 +75,15 @@ def test_the_newest_generation_is_found(two: list[ClusterNode]) -> None:
     other.client.release(part.kv.lease_token)
 
 
+def test_the_text_of_what_has_ended_is_found(two: list[ClusterNode]) -> None:
+    """Its owner remembers it and why it ended."""
+    owner, other = two
+    spec = builders.spec(key="ended", linger_seconds=0.0)
+    owner.client.publish(spec)
+    wait_for(lambda: other.reason(spec) is Reason.PAYLOAD_EXPIRED)
+    assert other.acquire(spec).text.fallback.text == "the text"
+
+
 @pytest.mark.parametrize("how", ["kill", "freeze", "flush"])
 def test_a_lost_directory_under_load(two: list[ClusterNode], server: DirectoryServer, how: str) -> None:
     """Local handoffs go on, others become text within their deadline, and caches come back with the directory."""
@@ -117,8 +127,8 @@ def test_orders_reach_the_other_node(two: list[ClusterNode]) -> None:
     wait_for(lambda: other.is_cache(spec))
     name = owner.quarantine(payload("by name"))
     wait_for(lambda: other.reason(spec) is Reason.QUARANTINED, TOLD_SECONDS)
-    # The replica that is there already is refused by its own name, too.
-    assert name in other.quarantines()
+    # What was brought over already is refused by its own name, too.
+    assert other.reason(spec, payloads=foreign("by name", owner="node-0")) is Reason.QUARANTINED
     other.switch(engaged=True)
     wait_for(owner.is_switched_off, TOLD_SECONDS)
     owner.switch(engaged=False)
