@@ -7,10 +7,10 @@ its own and write a traceback to the log for whoever likes to send many; a calle
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from functools import partial
-from inspect import isasyncgenfunction
+from inspect import isawaitable
 from typing import Any, TypeAlias, cast
 
 import grpc
@@ -51,8 +51,7 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
         deserializer, serializer = cast("Any", handler.request_deserializer), handler.response_serializer
         method = cast("Any", _method_of(handler))
         parse = _parser(None if handler.request_streaming else deserializer)
-        # A stream may be written by the method itself instead, as the service of health does.
-        wrap = self._streaming if isasyncgenfunction(method) else self._answering
+        wrap = self._streaming if handler.response_streaming else self._answering
         new_handler: Any = _NEW_HANDLERS[bool(handler.request_streaming), bool(handler.response_streaming)]
         wrapped: _Handler = new_handler(
             wrap(name, method, parse),
@@ -71,12 +70,13 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
 
         return answer
 
-    def _streaming(self, name: str, method: Callable[..., AsyncIterator[Any]], parse: _Parse) -> Callable[..., Any]:
-        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+    def _streaming(self, name: str, method: Callable[..., Any], parse: _Parse) -> Callable[..., Any]:
+        # Written here rather than yielded, so that a call which is broken off while its reader takes nothing is broken
+        # off in here, and whatever it holds is given back at once.
+        async def stream(request: Any, context: Context) -> None:
             try:
                 with self._let_in(name, context):
-                    async for response in method(parse(request), context):
-                        yield response
+                    await _write_all(method(parse(request), context), context)
             except BridgeError as error:
                 await context.abort_with_status(to_status(error))  # type: ignore[attr-defined] # the stubs lack it
 
@@ -106,6 +106,15 @@ _NEW_HANDLERS = {
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
 """What makes a handler, by whether requests and responses are streams."""
+
+
+async def _write_all(responses: Any, context: Context) -> None:
+    if isawaitable(responses):  # It writes its responses itself, as the service of health does.
+        await responses
+        return
+    async with aclosing(responses):
+        async for response in responses:
+            await context.write(response)
 
 
 def _method_of(handler: _Handler) -> Any:

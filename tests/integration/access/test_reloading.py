@@ -18,7 +18,7 @@ from kvbridge.v1 import handoff_service_pb2 as handoff
 from kvbridge.v1 import inspect_service_pb2 as inspect
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceStub
 from tests import builders
-from tests.access import NOT_PERMITTED, UNAUTHENTICATED, AccessFolder, refusal
+from tests.access import NOT_PERMITTED, UNAUTHENTICATED, AccessFolder, reason_of, refusal
 from tests.api import ApiClient, random_content, upload_messages
 from tests.harness import BridgeProcess, running_bridge, wait_for
 
@@ -51,8 +51,8 @@ def answer_of(client: ApiClient) -> Any:
     """Return how the next call of a client is answered."""
     try:
         return list(node(client).caller.roles)
-    except grpc.RpcError:
-        return refusal(lambda: node(client))
+    except grpc.RpcError as error:
+        return error.code(), reason_of(error)
 
 
 class Watching(threading.Thread):
