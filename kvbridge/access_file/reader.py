@@ -24,6 +24,7 @@ TOKEN_FILES_MAX = 1000
 """Most files of tokens."""
 UID_MAX = (1 << 32) - 2
 """Greatest user; the next number stands for none."""
+_OVERFLOW_UID = 65_534
 _SUBJECT_CHARACTERS_MAX = 2048
 _ROLE_PREFIX = "ACCESS_ROLE_"
 
@@ -113,6 +114,7 @@ class _Reading:
         self._check(bool(proved), path, "has nothing that proves who it is: uids, subjects or token_files")
         for i, uid in enumerate(entry.uids):
             self._check(uid <= UID_MAX, f"{path}.uids[{i}]", f"must be at most {UID_MAX}")
+            self._check(uid != _OVERFLOW_UID, f"{path}.uids[{i}]", "is what the kernel calls every user it cannot name")
             self._claim(("uid", uid), f"{path}.uids[{i}]")
         for i, subject in enumerate(entry.subjects):
             self._check_subject(subject, f"{path}.subjects[{i}]")

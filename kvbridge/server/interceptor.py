@@ -7,6 +7,7 @@ its own and write a traceback to the log for whoever likes to send many; a calle
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
@@ -24,6 +25,9 @@ from kvbridge.server.call_quotas import counted
 from kvbridge.server.calls import set_caller
 from kvbridge.server.errors import to_status
 from kvbridge.server.live_calls import LiveCalls
+from kvbridge.server.permissions import permission_of
+
+_log = logging.getLogger(__name__)
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Parse: TypeAlias = Callable[[Any], Any]
@@ -95,6 +99,9 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
             yield
             return
         set_caller(caller)
+        if permission_of(name).is_for_admins_alone:
+            told = {"method": name, "principal": caller.principal.name, "tenant": caller.tenant}
+            _log.info("an admin makes a call", extra=told)
         with counted(self._quotas, name, caller), self._calls.entered(caller, admit):
             yield
 

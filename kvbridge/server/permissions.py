@@ -23,6 +23,11 @@ class Permission:
     open_to_everybody: bool = False
     """Whether nobody is asked who it is."""
 
+    @property
+    def is_for_admins_alone(self) -> bool:
+        """Tell whether it changes what holds for everybody, so that who does it is worth a line in the log."""
+        return self.roles == {Role.ADMIN}
+
 
 _NOBODYS: Final = Permission(open_to_everybody=True)
 _PUBLISH: Final = Permission(roles=frozenset({Role.PRODUCER}))

@@ -83,6 +83,10 @@ def test_the_documents_example_is_read(tmp_path: Path) -> None:
             [(3, "principals[0].uids[0]")],
         ),
         (
+            TENANT + "principals:\n  - {name: p, tenant: a, roles: [peer], uids: [1, 65534]}",
+            [(3, "principals[0].uids[1]")],
+        ),
+        (
             TENANT + "principals:\n  - {name: p, tenant: a, roles: [peer], subjects: ['*.x', 'a b']}",
             [(3, "principals[0].subjects[0]"), (3, "principals[0].subjects[1]")],
         ),
