@@ -225,6 +225,10 @@ class Book:
         self._tick(now)
         return self._ledger.advance(now=now, events_max=events_max)
 
+    def relieve(self, *, now: float, events_max: int) -> bool:
+        self._tick(now)
+        return self._ledger.relieve(now=now, events_max=events_max)
+
     def take_effects(self) -> tuple[Effect, ...]:
         effects = self._ledger.take_effects()
         for effect in effects:

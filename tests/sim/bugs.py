@@ -20,16 +20,20 @@ from kvbridge.core.ledger.lifecycle import Lifecycle
 from kvbridge.core.ledger.records import Tombstone
 from kvbridge.core.ledger.slots import SlotTable
 from kvbridge.core.ledger.states import PayloadEvent, PayloadState
+from kvbridge.core.quarantine import Quarantines
 from kvbridge.core.references import ReferenceKind
 from kvbridge.node.acquiring import Acquiring
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.byte_checks import NODE_CLIENT_ID, ByteChecks
+from kvbridge.node.catalog import CatalogKeeper
+from kvbridge.node.catalog_watch import WatchedFile
 from kvbridge.node.identity import Client
 from kvbridge.node.quarantines import QuarantineKeeper
 from kvbridge.node.replicas import Replicas
 from kvbridge.node.upload import Upload
 from kvbridge.node.verification import ByteFinding, Verifier
 from kvbridge.node.visit import Visit
+from kvbridge.server.answers import Answers
 
 _find = KeyIndex.find
 _free = Allocator.free
@@ -163,6 +167,39 @@ def _always(*_: Any, **__: Any) -> bool:
     return True
 
 
+def _first_tenancy(self: Bridge, client: Client) -> Any:
+    del client
+    return next(iter(self._tenancies.values()))
+
+
+def _lend_of_the_first(self: Bridge, client: Client, tenant: str, *terms: Any) -> Any:
+    del tenant
+    return _lend(self, client, next(iter(self._tenancies)), *terms)
+
+
+async def _anew(self: Answers, client_id: str, request_id: str, request: Any, work: Any, **_: Any) -> Any:
+    del self, client_id, request_id, request
+    return await work()
+
+
+async def _once_for_all(self: Answers, client_id: str, *terms: Any, **named: Any) -> Any:
+    del client_id
+    return await _once(self, "", *terms, **named)
+
+
+def _look_once(self: WatchedFile) -> Any:
+    return None if self._judged else _look(self)
+
+
+def _lift_and_forgive(self: Quarantines, quarantine_id: str) -> bool:
+    for origin in self.provenance._origins.values():
+        origin.marks.pop(quarantine_id, None)
+    return _lift(self, quarantine_id)
+
+
+_lend, _once, _look, _lift = Bridge.lend, Answers.once, WatchedFile.look, Quarantines.lift
+
+
 BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
     {
         "a release does not count": [(Lifecycle, "give_back", _give_back)],
@@ -200,6 +237,14 @@ BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
         "bad bytes are not told of": [(QuarantineKeeper, "_is_live", _never)],
         "replicas of an earlier start are used": [(Replicas, "is_current", _always)],
         "quarantine forgets what waits for a check": [(Acquiring, "_look_again", _nothing)],
+        "all tenants share one memory": [(Bridge, "_tenancy", _first_tenancy)],
+        "nodes are lent the payloads of another tenant": [(Bridge, "lend", _lend_of_the_first)],
+        "a repeated request is carried out anew": [(Answers, "once", _anew)],
+        "answers are remembered without whose they are": [(Answers, "once", _once_for_all)],
+        "the kill switch is not obeyed": [(CatalogKeeper, "kill_switch_reason", _nothing)],
+        "the kill switch is forgotten while a check goes on": [(Acquiring, "_switch_off", _nothing)],
+        "the file of the catalog is read once": [(WatchedFile, "look", _look_once)],
+        "lifting a quarantine forgives": [(Quarantines, "lift", _lift_and_forgive)],
     }
 )
 """What is replaced by what, by the name of the bug."""

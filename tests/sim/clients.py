@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, PayloadSpec, Verification
-from kvbridge.core.errors import BridgeError
+from kvbridge.core.errors import BridgeError, InvalidFieldError
 from kvbridge.core.gate import AcquireTerms
-from kvbridge.core.handoff_reference import HandoffReference, lineage
+from kvbridge.core.handoff_reference import HandoffReference
 from kvbridge.core.journal import HandoffUse, Outcome
 from kvbridge.core.ledger import Committed, Grant, Rejected
 from kvbridge.node.acquiring import Acquisition
@@ -26,13 +28,15 @@ from kvbridge.node.identity import DEFAULT_TENANT, Client
 from kvbridge.node.reports import Report
 from kvbridge.node.streams import canonical_chunks
 from kvbridge.node.upload import Upload
+from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.wire import Seal
 from tests.sim import content
 from tests.sim.book import Call
 from tests.sim.failpoints import Failpoint
-from tests.sim.node import EXPECTED, CallCancelledError, NodeDownError, Start
+from tests.sim.node import EXPECTED, CallCancelledError, NodeDownError
 
 if TYPE_CHECKING:
+    from tests.sim.share import Share
     from tests.sim.world import World
 
 KEYS = 4
@@ -44,6 +48,7 @@ _DIES_WAITING_SHARE = 0.06
 """How often a client dies soon after it has asked for something."""
 _PUBLISHED_MAX = 6
 _PIECE_CAPACITY = 20
+_IMPATIENT_SHARE, _STUBBORN_SHARE, _FORGETFUL_SHARE = 0.08, 0.6, 0.68
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,7 @@ MANNERS = {
 class Held:
     """A lease or a hold that a client has."""
 
-    start: Start
+    start: Share
     """Who gave it."""
     grant: Grant
     """What it is."""
@@ -108,15 +113,19 @@ class SimulatedClient:
         self.attached = self.chance.random() < 0.6
         self.is_gone = False
         self._held: dict[str, Held] = {}
-        self._start: Start | None = None
-        self._identity = Client(client_id=f"client-{number:012d}", tenant=DEFAULT_TENANT, attached=False)
+        self._start: Share | None = None
+        self._habits = random.Random(f"{world.seed} habits {number}")
+        self._tenant = self._habits.choice(world.tenants)
+        self._identity = Client(client_id=f"client-{number:012d}", tenant=self._tenant, attached=False)
+        self._requests = itertools.count()
         self._gave_up = False
         self._handoffs: list[str] = []
         self._task = world.begin(self._live())
 
     def __repr__(self) -> str:
         """Show who it is."""
-        return f"<client {self.number} of {self.host}{', attached' if self.attached else ''}>"
+        whose = "" if self._tenant == DEFAULT_TENANT else f" and {self._tenant}"
+        return f"<client {self.number} of {self.host}{whose}{', attached' if self.attached else ''}>"
 
     def crash(self) -> None:
         """Be gone from one step to the next; the end of an attached client's socket is seen a little later."""
@@ -128,7 +137,7 @@ class SimulatedClient:
         if self.attached and self._start is not None:
             _ = self.world.begin(self._hang_up(self._start, self._identity.client_id))
 
-    async def _hang_up(self, start: Start, session: str) -> None:
+    async def _hang_up(self, start: Share, session: str) -> None:
         await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.01, 0.5)))
         if start.serving:
             start.port.ended(session)
@@ -136,7 +145,7 @@ class SimulatedClient:
     # Living
 
     async def _live(self) -> None:
-        deeds: dict[Callable[[Start], Awaitable[None]], float] = {
+        deeds: dict[Callable[[Share], Awaitable[None]], float] = {
             self._publish: 6,
             self._acquire: 8,
             self._use: 6,
@@ -145,6 +154,7 @@ class SimulatedClient:
             self._report: 0.5,
             self._quarantine: 1.2 if self.world.rough else 0.3,
             self._freeze: 0.4,
+            self._lift: 0.8 if self.world.rough else 0.2,
         }
         while True:
             await asyncio.sleep(self.chance.choice((0.0, 0.05, 0.3, 1.0)))
@@ -154,18 +164,18 @@ class SimulatedClient:
             except EXPECTED as error:
                 self.world.trace(f"{self} fails to {deed.__name__}: {type(error).__name__} {error}")
 
-    def _here(self) -> Start:
-        start = self.world.starts[self.host]
+    def _here(self) -> Share:
+        start = self.world.starts[self.host].shares[self._tenant]
         if start is not self._start:
             self._arrive(start)
         return start
 
-    def _arrive(self, start: Start) -> None:
+    def _arrive(self, start: Share) -> None:
         """Meet a new start of the node: what an earlier one gave is worth nothing to this one."""
         if not start.serving:
             raise NodeDownError
         if self.attached:
-            self._identity = start.attach()
+            self._identity = start.attach(self._tenant)
         self._start = start
         self._held.clear()
         if self.chance.random() < 0.5:
@@ -180,12 +190,12 @@ class SimulatedClient:
     def _give_up(self) -> None:
         self._gave_up = True
 
-    async def _freeze(self, _: Start) -> None:
+    async def _freeze(self, _: Share) -> None:
         await asyncio.sleep(self.chance.uniform(2.0, 14.0))
 
     # Publishing
 
-    async def _publish(self, start: Start) -> None:
+    async def _publish(self, start: Share) -> None:
         [manner] = self.chance.choices(list(MANNERS), list(MANNERS.values()))
         spec = self._spec()
         if self.attached:
@@ -200,6 +210,7 @@ class SimulatedClient:
             derived_from = (draw.choice(list(self._held.values())).descriptor.reference,)
         publish = partial(
             content.spec,
+            tenant=self._tenant,
             derived_from=derived_from,
             linger_seconds=draw.choice((None, None, None, 0.0, 3.0)),
             ttl_seconds=draw.choice((None, None, None, 4.0)),
@@ -211,7 +222,7 @@ class SimulatedClient:
         capacity = count + draw.choice((0, 3, 300))
         return publish(f"key-{draw.randrange(KEYS)}", capacity_tokens=capacity, count=count)
 
-    def _bytes(self, start: Start, reference: PayloadReference, spec: PayloadSpec, manner: Manner) -> NDArray[np.uint8]:
+    def _bytes(self, start: Share, reference: PayloadReference, spec: PayloadSpec, manner: Manner) -> NDArray[np.uint8]:
         """Return what is written, and tell the judge what to expect of it."""
         assert spec.tokens is not None, spec
         canonical = content.content(
@@ -240,7 +251,7 @@ class SimulatedClient:
             digests = (digests[0], b"\0" * len(digests[1])) if manner.lies else digests
         return Seal(layer_digests=digests, verification=manner.verification, hold=self.chance.random() < 0.3)
 
-    async def _publish_in_place(self, start: Start, spec: PayloadSpec, manner: Manner) -> None:
+    async def _publish_in_place(self, start: Share, spec: PayloadSpec, manner: Manner) -> None:
         async def reserve(_: Call) -> tuple[Grant, NDArray[np.uint8]]:
             grant = start.bridge.reserve(self._identity, spec)
             return grant, self._bytes(start, grant.reference, spec, manner)
@@ -263,7 +274,7 @@ class SimulatedClient:
 
         self._committed(start, await start.serve("commit", commit, outlives=True))
 
-    async def _write(self, start: Start, grant: Grant, spec: PayloadSpec, written: NDArray[np.uint8]) -> None:
+    async def _write(self, start: Share, grant: Grant, spec: PayloadSpec, written: NDArray[np.uint8]) -> None:
         assert spec.tokens is not None, spec
         slot, at = start.bridge.slot_of(self._identity, grant), 0
         runs = list(content.runs(slot, content.layout_of(spec), spec.tokens.count))
@@ -274,13 +285,13 @@ class SimulatedClient:
             run[:] = written[at : at + run.nbytes].data
             at += run.nbytes
 
-    async def _abort(self, start: Start, grant: Grant) -> None:
+    async def _abort(self, start: Share, grant: Grant) -> None:
         async def abort(_: Call) -> None:
             start.bridge.abort(self._identity, grant.token)
 
         await start.serve("abort", abort)
 
-    async def _upload(self, start: Start, spec: PayloadSpec, manner: Manner) -> None:
+    async def _upload(self, start: Share, spec: PayloadSpec, manner: Manner) -> None:
         pause = self.chance.choice((0.0, 0.01, 0.3))
 
         async def upload(call: Call) -> Committed | Rejected:
@@ -293,7 +304,7 @@ class SimulatedClient:
 
         self._committed(start, await start.serve("upload", upload))
 
-    async def _receive(self, start: Start, spec: PayloadSpec, manner: Manner, pause: float) -> Committed | Rejected:
+    async def _receive(self, start: Share, spec: PayloadSpec, manner: Manner, pause: float) -> Committed | Rejected:
         """Do what a server does with an upload."""
         assert spec.tokens is not None, spec
         with Upload(start.bridge, self._identity, spec, spec.tokens.count) as upload:
@@ -306,12 +317,12 @@ class SimulatedClient:
                 upload.write(memoryview(written[at : at + 5000].data).cast("B"))
             return await upload.finish(self._seal(canonical, manner))
 
-    def _committed(self, start: Start, outcome: Committed | Rejected) -> None:
+    def _committed(self, start: Share, outcome: Committed | Rejected) -> None:
         if isinstance(outcome, Rejected):
             self.world.trace(f"{self} published nothing: {outcome.reason} {outcome.reference}")
             return
         self.world.trace(f"{self} published {outcome.descriptor.reference}")
-        self.world.published.append((self.host, outcome.descriptor.reference))
+        self.world.published.append((self.host, self._tenant, outcome.descriptor.reference))
         del self.world.published[:-_PUBLISHED_MAX]
         if outcome.hold is not None:
             self._held[outcome.hold.token] = Held(
@@ -320,15 +331,18 @@ class SimulatedClient:
 
     # Consuming
 
-    async def _acquire(self, start: Start) -> None:
+    async def _acquire(self, start: Share) -> None:
         if len(self._held) >= _HELD_MAX:
             await self._release(start)
         parts = self._parts()
         verification = self.chance.choice((Verification.NONE, Verification.DIGEST, Verification.FULL))
         deadline_seconds = self.chance.choice((None, 0.004, 0.05, 0.3, 1.0, 3.0, 10.0))
 
-        async def acquire(call: Call) -> HandoffAnswer:
-            await start.reach(Failpoint.ACQUIRE_ARRIVED)
+        request_id = f"request-{next(self._requests)}"  # As others call theirs, too.
+        # Stands for the message: what a server compares to find out whether a request is the same.
+        message = pb.RenewRequest(tokens=[request_id, repr(parts), str(verification)])
+
+        async def work(call: Call) -> HandoffAnswer:
             asked = Acquisition(
                 client=self._identity,
                 parts=parts,
@@ -337,17 +351,59 @@ class SimulatedClient:
                 arrived_at=time.perf_counter(),
             )
             answer = await self._answered(start, call, asked)
+            self.world.judge.carried_out(start, self._identity.client_id, request_id)
+            return answer
+
+        async def acquire(call: Call) -> HandoffAnswer:
+            await start.reach(Failpoint.ACQUIRE_ARRIVED)
+            answer = await self._once(start, request_id, message, partial(work, call))
             await start.reach(Failpoint.ACQUIRE_ANSWERED)
             return answer
 
         if self.chance.random() < _DIES_WAITING_SHARE * (1 + self.world.rough):
             self.world.loop.call_later(self.chance.choice((0.01, 0.1, 0.4)), self.crash)
-        self._take(start, parts, await start.serve("acquire", acquire))
+        self._take(start, parts, await self._asked(start, acquire))
         if self.chance.random() < 0.7:
             await self._use(start)
 
-    def _take(self, start: Start, parts: tuple[AcquireTerms, ...], answer: HandoffAnswer) -> None:
+    async def _once(
+        self, start: Share, request_id: str, message: Message, work: Callable[[], Awaitable[HandoffAnswer]]
+    ) -> HandoffAnswer:
+        """Do what a server does with a request that may have come before."""
+        me = self._identity.client_id
+        try:
+            return await start.answers.once(me, request_id, message, work, stops_unheard=True)
+        except InvalidFieldError as error:
+            if error.field == "request_id":
+                raise self.world.judge.broken(f"{start} takes {request_id} of {self} for another request") from error
+            raise
+
+    async def _asked(
+        self, start: Share, acquire: Callable[[Call], Coroutine[Any, Any, HandoffAnswer]]
+    ) -> HandoffAnswer:
+        """Ask once, or twice at the same time, or again when the answer was lost or although it was not."""
+        habit = self._habits.random()
+        if habit < _IMPATIENT_SHARE:
+            both = await asyncio.gather(*(start.serve("acquire", acquire) for _ in range(2)), return_exceptions=True)
+            answers = [answer for answer in both if isinstance(answer, HandoffAnswer)]
+            for error in both:
+                if isinstance(error, BaseException) and not answers:
+                    raise error
+        else:
+            try:
+                answers = [await start.serve("acquire", acquire)]
+            except CallCancelledError:
+                if habit < _STUBBORN_SHARE:
+                    return await start.serve("acquire", acquire)
+                raise
+        if _STUBBORN_SHARE < habit < _FORGETFUL_SHARE:
+            answers.append(await start.serve("acquire", acquire))
+        self.world.judge.repeated(start, answers)
+        return answers[0]
+
+    def _take(self, start: Share, parts: tuple[AcquireTerms, ...], answer: HandoffAnswer) -> None:
         self._handoffs.append(answer.handoff_id)
+        self.world.judge.taken(start, self._identity.client_id, answer)
         for part in answer.parts:
             if isinstance(part, Leased):
                 slot = start.bridge.slot_of(self._identity, part.grant) if self.attached and start.serving else None
@@ -357,7 +413,7 @@ class SimulatedClient:
         said = [part.grant.reference if isinstance(part, Leased) else part.finding.reason for part in answer.parts]
         self.world.trace(f"{self} asked for {[terms.reference for terms in parts]} and got {said}")
 
-    async def _answered(self, start: Start, call: Call, asked: Acquisition) -> HandoffAnswer:
+    async def _answered(self, start: Share, call: Call, asked: Acquisition) -> HandoffAnswer:
         judge, loop = self.world.judge, self.world.loop
         unsound, began_at = judge.unsound(start), loop.time()
         try:
@@ -384,13 +440,13 @@ class SimulatedClient:
         draw = self.chance
         kind = draw.random()
         if self.world.published and kind < 0.95:
-            host, reference = draw.choice(self.world.published)
+            host, _, reference = draw.choice(self.world.published)  # Whoever else published it.
             if host == self.host and kind < 0.4:
                 return reference
             return PayloadReference(key=str(HandoffReference(node_id=host, payload=reference)), generation=0)
         return PayloadReference(key=f"key-{draw.randrange(KEYS)}", generation=draw.choice((0, 0, 0, 1, 2)))
 
-    async def _use(self, start: Start) -> None:
+    async def _use(self, start: Share) -> None:
         leases = [held for held in self._held.values() if held.grant.kind == "LEASE" and not held.lapsed]
         if not leases:
             return
@@ -403,7 +459,7 @@ class SimulatedClient:
         elif not self.attached:
             await start.serve("download", lambda _: self._download(start, held))
 
-    async def _download(self, start: Start, held: Held) -> None:
+    async def _download(self, start: Share, held: Held) -> None:
         """Do what a server does with a download."""
         token, got = held.grant.token, bytearray()
         payload, slot = start.bridge.payload_of_lease(self._identity, token)
@@ -421,7 +477,7 @@ class SimulatedClient:
         tokens = list(self._held)
         return self.chance.sample(tokens, min(len(tokens), self.chance.randint(1, most)))
 
-    async def _renew(self, start: Start) -> None:
+    async def _renew(self, start: Share) -> None:
         await self._reach(Failpoint.RENEW_ASKED)
         tokens = self._some(4)
 
@@ -432,7 +488,7 @@ class SimulatedClient:
             if ttl is None and not self.attached:
                 self._held[token].lapsed = True
 
-    async def _release(self, start: Start) -> None:
+    async def _release(self, start: Share) -> None:
         await self._reach(Failpoint.RELEASE_ASKED)
         tokens = self._some(3)
         for token in tokens:
@@ -452,25 +508,40 @@ class SimulatedClient:
             for token in tokens:
                 del self._held[token]
 
-    async def _report(self, start: Start) -> None:
+    async def _report(self, start: Share) -> None:
         if self._handoffs:
             report = Report(
                 handoff_id=self.chance.choice(self._handoffs), outcome=Outcome(use=self.chance.choice(list(HandoffUse)))
             )
             start.bridge.reports.take(self._identity, report)
 
-    async def _quarantine(self, start: Start) -> None:
+    async def _quarantine(self, start: Share) -> None:
         await self._reach(Failpoint.QUARANTINE_ASKED)
-        mine = [reference for host, reference in self.world.published if host == self.host]
+        here = self.host, self._tenant
+        mine = [reference for *where, reference in self.world.published if tuple(where) == here]
         mine += [held.descriptor.reference for held in self._held.values()]
         if not mine:
             return
         target = self.chance.choice(mine)
 
         async def quarantine(_: Call) -> None:
-            await start.bridge.containment.quarantines.quarantine(self._identity, target, why="poison", dry_run=False)
-            start.quarantined.add(lineage(target))
+            keeper = start.bridge.containment.quarantines
+            imposed = await keeper.quarantine(self._identity, target, why="poison", dry_run=False)
+            start.impose(imposed.quarantine_id, target)
             self.world.judge.contained(start)
 
         await start.serve("quarantine", quarantine)
         self.world.trace(f"{self} quarantined {target}")
+
+    async def _lift(self, start: Share) -> None:
+        if not start.in_force:
+            return
+        quarantine_id = self._habits.choice(start.in_force)
+
+        async def lift(_: Call) -> None:
+            if quarantine_id in start.in_force:
+                start.lift(quarantine_id)
+                await start.bridge.containment.quarantines.unquarantine(self._identity, quarantine_id)
+
+        await start.serve("unquarantine", lift)
+        self.world.trace(f"{self} lifted {quarantine_id}")

@@ -55,14 +55,15 @@ def _tokens(first: int, count: int) -> TokenSequence:
     return TokenSequence.from_packed(struct.pack(f"<{count}I", *range(first, first + count)))
 
 
-def text(key: str) -> str:
-    """Return the text of a key."""
-    return f"the text of {key}"
+def text(tenant: str, key: str) -> str:
+    """Return the text of a tenant's key."""
+    return f"the text of {key} of {tenant}"
 
 
 def spec(
     key: str,
     *,
+    tenant: str,
     capacity_tokens: int,
     count: int,
     derived_from: tuple[PayloadReference, ...] = (),
@@ -80,7 +81,7 @@ def spec(
         capacity_tokens=capacity_tokens,
         first_position=before,
         tokens=tokens(key, count),
-        fallback=FallbackText(text=text(key)),
+        fallback=FallbackText(text=text(tenant, key)),
         derived_from=derived_from,
         linger_seconds=linger_seconds,
         ttl_seconds=ttl_seconds,

@@ -69,7 +69,7 @@ class SimulatedPeer:
         self.outstanding: set[str] = set()
         """Leases that the caller knows of and has not given back."""
         self._world, self._caller, self._host = world, caller, host
-        self._client = Client(client_id=caller.client_id, tenant=DEFAULT_TENANT, attached=False)
+        self._tenants: dict[str, str] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -96,11 +96,12 @@ class SimulatedPeer:
         self._caller.hear(owner)
         if isinstance(answer, Opened):
             self.outstanding.add(answer.lease_token)
+            self._tenants[answer.lease_token] = tenant
         return answer
 
     def _lend(self, owner: Start, tenant: str, reference: PayloadReference) -> Opened | Closed:
         try:
-            lent = owner.bridge.lend(self._client, tenant, reference)
+            lent = owner.bridge.lend(self._client(tenant), tenant, reference)
         except BridgeError as error:
             raise OwnerUnreachableError(str(error)) from error
         if isinstance(lent, Refused):
@@ -112,7 +113,7 @@ class SimulatedPeer:
                 model=lent.model,
                 epoch=owner.bridge.epoch,
             )
-        self._world.judge.lent(owner, lent)
+        self._world.judge.lent(owner.shares[tenant], lent)
         return Opened(
             lease_token=lent.grant.token,
             ttl_seconds=lent.grant.ttl_seconds,
@@ -140,12 +141,13 @@ class SimulatedPeer:
     async def _stream(self, owner: Start, lease_token: str) -> AsyncGenerator[bytes, None]:
         """Yield what an owner sends, each chunk copied between a look at the lease and the next await."""
         try:
-            payload, slot = owner.bridge.payload_of_lease(self._client, lease_token)
+            client = self._holder(lease_token)
+            payload, slot = owner.bridge.payload_of_lease(client, lease_token)
             assert payload.descriptor is not None, payload
             layout, length = layout_of(payload.descriptor), payload.descriptor.valid_length
             for pieces in canonical_chunks(slot, layout, length, chunk_bytes=CHUNK_BYTES):
                 self._require_alive(owner)
-                owner.bridge.payload_of_lease(self._client, lease_token)
+                owner.bridge.payload_of_lease(client, lease_token)
                 yield b"".join(pieces)
         except BridgeError as error:
             raise TransferFailedError(str(error)) from error
@@ -169,7 +171,7 @@ class SimulatedPeer:
             async with asyncio.timeout(seconds_max):
                 await self._request(Failpoint.RENEW_REQUEST)
                 for _ in range(1 + self._world.wires.repeats()):
-                    self._owner().bridge.renew(self._client, [lease_token])
+                    self._owner().bridge.renew(self._holder(lease_token), [lease_token])
                 await self._carry()
 
     async def release(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
@@ -180,11 +182,17 @@ class SimulatedPeer:
             async with asyncio.timeout(seconds_max):
                 await self._request(Failpoint.RELEASE_REQUEST)
                 for _ in range(1 + self._world.wires.repeats()):
-                    self._owner().bridge.release(self._client, [lease_token])
+                    self._owner().bridge.release(self._holder(lease_token), [lease_token])
                 await self._carry()
 
     async def close(self) -> None:
         """Do nothing."""
+
+    def _client(self, tenant: str) -> Client:
+        return Client(client_id=self._caller.client_id, tenant=tenant, attached=False)
+
+    def _holder(self, lease_token: str) -> Client:
+        return self._client(self._tenants.get(lease_token, DEFAULT_TENANT))
 
     @asynccontextmanager
     async def _answered(self, seconds_max: float) -> AsyncIterator[None]:

@@ -46,8 +46,9 @@ class _JumpingSelector(selectors.DefaultSelector):
 class _ShuffledSteps:
     """What is ready to run, as far as asyncio's base loop needs a deque for that."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, steps_max: int) -> None:
         self.steps = 0
+        self._steps_max = steps_max
         self.after_step: Callable[[], None] = lambda: None
         self._chance = chance
         self._handles: list[asyncio.Handle] = []
@@ -60,7 +61,7 @@ class _ShuffledSteps:
 
     def popleft(self) -> asyncio.Handle:
         self.steps += 1
-        if self.steps > STEPS_MAX:
+        if self.steps > self._steps_max:
             raise EndlessRunError("there is always something to do, and time stands still")
         self.after_step()
         chosen = int(self._chance.random() * len(self._handles))
@@ -74,15 +75,15 @@ class _ShuffledSteps:
 class SimulatedLoop(asyncio.SelectorEventLoop):
     """Runs tasks in virtual time, in an order that the seed decides."""
 
-    def __init__(self, seed: str) -> None:
-        """Start at time 0."""
+    def __init__(self, seed: str, *, steps_max: int = STEPS_MAX) -> None:
+        """Start at time 0; more than `steps_max` steps are taken for a run that never ends."""
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
         self.chance = random.Random(f"{seed} order")
         self._work = random.Random(f"{seed} threads")
         self.before_work: Callable[[], Awaitable[None]] | None = None
-        """Awaited before work for a thread is done."""
-        self._steps = _ShuffledSteps(self.chance)
+        """Awaited before work for a thread of a named executor is done."""
+        self._steps = _ShuffledSteps(self.chance, steps_max)
         self._ready = self._steps
 
     @property
@@ -100,13 +101,12 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Do work for a thread at a later step."""
-        del executor
         future: asyncio.Future[Any] = self.create_future()
-        _ = self.create_task(self._do(future, func, *args))
+        _ = self.create_task(self._do(future, func, *args, named=executor is not None))
         return future
 
-    async def _do(self, future: asyncio.Future[Any], func: Callable[..., Any], *args: Any) -> None:
-        if self.before_work is not None:
+    async def _do(self, future: asyncio.Future[Any], func: Callable[..., Any], *args: Any, named: bool) -> None:
+        if named and self.before_work is not None:
             await self.before_work()
         await asyncio.sleep(self._work.choice((0.0, 0.001, 0.02, 0.2)))
         try:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvbridge.config import BridgeConfig
-from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, Verification
+from kvbridge.core.catalog import Catalog
+from kvbridge.core.descriptor import PayloadDescriptor, Verification
 from kvbridge.core.errors import BridgeError
 from kvbridge.core.events import Event
-from kvbridge.core.handoff_reference import lineage
-from kvbridge.core.ledger import Committed
-from kvbridge.core.reasons import Reason
 from kvbridge.memory.descriptor_port import PeerCredentials
 from kvbridge.node.attachments import AttachmentPort
 from kvbridge.node.bridge import Bridge
-from kvbridge.node.identity import Client
+from kvbridge.node.identity import DEFAULT_TENANT, Client
 from kvbridge.node.verification import ByteFinding
-from tests.sim.book import CALL, Book, Call, Slot
+from kvbridge.server.answers import Answers
+from tests.sim.book import CALL, Call
 from tests.sim.failpoints import Failpoint
 from tests.sim.link import SimulatedPeers
+from tests.sim.share import Share
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -57,20 +57,22 @@ class Start:
         """Whether it takes calls."""
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.calls: dict[Call, None] = {}
-        self.reading: Counter[int] = Counter()
-        """Payloads whose bytes are being checked."""
-        self.origins: dict[PayloadReference, tuple[PayloadReference, ...]] = {}
-        """What each payload that was ever reserved here derives from."""
-        self.quarantined: set[PayloadReference] = set()
-        """What was put into quarantine here."""
+        self.switched = False
+        """Whether somebody has set the kill switch here, and nobody has ended that."""
+        self.declared = False
+        """Whether the catalog that runs sets it."""
         self.heard: dict[str, tuple[int, float]] = {}
         """The newest start of each other node that has answered this one, and when it first did."""
-        self._failed: list[tuple[Slot, Reason]] = []
         self._rate, self._ahead = rate, world.chance.uniform(0, 1000)
         self.peers = SimulatedPeers(world, self)
-        self.bridge = Bridge(config, peers=self.peers, clock=self.now)
+        self.bridge = Bridge(config, peers=self.peers, tenants=world.tenants, clock=self.now)
+        self.bridge.catalog.add_listener(self._declared)
         self.port = AttachmentPort(self.bridge)
-        self.book = self._observe()
+        self.answers = Answers(config.answers_remembered_max, config.answer_bytes_remembered_max)
+        self.answered: Counter[tuple[str, str]] = Counter()
+        """How often each request of each client was carried out to its end."""
+        self.shares = {tenant: Share(self, tenancy) for tenant, tenancy in self.bridge._tenancies.items()}
+        self._observe()
 
     def __repr__(self) -> str:
         """Show which start of which node it is."""
@@ -135,9 +137,13 @@ class Start:
         if call is not None and call.task is not None:
             call.task.cancel()
 
-    def attach(self) -> Client:
-        """Let a process attach; errors as for `AttachmentPort.attach`."""
-        return self.bridge.sessions.identify(self.port.attach(_PROCESS).session_token)
+    def attach(self, tenant: str) -> Client:
+        """Let a process of a tenant attach; errors as for `AttachmentPort.attach`."""
+        session = self.port.attach(_PROCESS)
+        if tenant == DEFAULT_TENANT:
+            return self.bridge.sessions.identify(session.session_token)
+        self.port.ended(session.session_token)  # Which user is of which tenant is nothing that happens in a world.
+        return self.bridge.sessions.open(tenant)
 
     # What others are told
 
@@ -153,10 +159,8 @@ class Start:
 
     def look(self) -> None:
         """Look at everything after a step."""
-        failed, self._failed = self._failed, []
-        for slot, reason in failed:
-            self.world.judge.revoked(self, slot, reason)
-        self.book.compare()
+        for share in self.shares.values():
+            share.look()
 
     # Ends
 
@@ -180,7 +184,8 @@ class Start:
 
     def _die(self) -> None:
         self.alive = self.serving = False
-        self.book.closed = True
+        for share in self.shares.values():
+            share.book.closed = True
 
     async def _reap(self) -> None:
         while self.tasks:
@@ -193,44 +198,28 @@ class Start:
 
     # What is known
 
-    def contaminated(self, reference: PayloadReference) -> bool:
-        """Tell whether a payload is quarantined here, or derives from one that is."""
-        pending, seen = [lineage(reference)], set()
-        while pending:
-            one = pending.pop()
-            if one in self.quarantined:
-                return True
-            if one not in seen:
-                seen.add(one)
-                pending += map(lineage, self.origins.get(one, ()))
-        return False
+    def _declared(self, catalog: Catalog) -> None:
+        self.declared = catalog.kill_switch
 
-    def enter(self, reference: PayloadReference, derived_from: Iterable[PayloadReference]) -> None:
-        """Note what a payload that was reserved derives from."""
-        self.origins[lineage(reference)] = tuple(derived_from)
-
-    def _observe(self) -> Book:
+    def _observe(self) -> None:
         bridge = self.bridge
-        [tenancy] = bridge._tenancies.values()
-        book = Book(tenancy._ledger, tenancy.arena, epoch=bridge.epoch)
-        book.told = self._hear
-        tenancy._ledger = book  # type: ignore[assignment]
         check, start = bridge._verifier.check, bridge._background.start
 
         async def checked(
             slot: memoryview, descriptor: PayloadDescriptor, *, level: Verification, zero_padding: bool
         ) -> ByteFinding:
-            occupant = book.occupant(key=descriptor.reference.key, generation=descriptor.reference.generation)
+            share = next(each for each in self.shares.values() if each.holds(slot))
+            occupant = share.book.occupant(key=descriptor.reference.key, generation=descriptor.reference.generation)
             if occupant is None:
-                raise book._violated(f"{descriptor.reference} is checked, and is not there")
-            self.reading[occupant.payload_id] += 1
+                raise share.book._violated(f"{descriptor.reference} is checked, and is not there")
+            share.reading[occupant.payload_id] += 1
             try:
                 await self.reach(Failpoint.VERIFY_BEGIN)
                 finding = await check(slot, descriptor, level=level, zero_padding=zero_padding)
                 await self.reach(Failpoint.VERIFY_END)
                 return finding
             finally:
-                self.reading[occupant.payload_id] -= 1
+                share.reading[occupant.payload_id] -= 1
 
         async def begun(work: Coroutine[Any, Any, T]) -> T:
             await self.reach(Failpoint.BACKGROUND_BEGIN)
@@ -243,15 +232,3 @@ class Start:
 
         bridge._verifier.check = checked  # type: ignore[method-assign]
         bridge._background.start = begin  # type: ignore[method-assign]
-        return book
-
-    def _hear(self, what: str, told: Any) -> None:
-        if what == "committed":
-            committed: Committed = told
-            self.world.judge.committed(self, committed)
-        elif what == "failed":
-            self._failed.append(told)
-        elif what == "freed":
-            slot: Slot = told
-            if self.reading[slot.payload_id] and self.alive:
-                raise self.book._violated(f"{slot} is freed while its bytes are read")

@@ -9,9 +9,11 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvbridge.catalog_file import CatalogFileError
 from kvbridge.config import BridgeConfig
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.node.byte_checks import NODE_CLIENT_ID
+from kvbridge.node.identity import DEFAULT_TENANT
 from tests.sim import content
 from tests.sim.book import CALL, Standing, ViolatedError
 from tests.sim.clients import SimulatedClient
@@ -20,6 +22,8 @@ from tests.sim.judge import Judge
 from tests.sim.link import Wires
 from tests.sim.loop import SimulatedLoop, virtual_surroundings
 from tests.sim.node import EXPECTED, START, Start
+from tests.sim.operators import Operators
+from tests.sim.share import Share
 
 TRACE_LINES_MAX = 2_000_000
 QUIET_SECONDS = 120.0
@@ -27,6 +31,7 @@ QUIET_SECONDS = 120.0
 _SETTLE_SECONDS_MAX = 300.0
 _ROUGH_SHARE = 0.25
 _ROUGH_STRIKE_SHARE = 0.04
+_SHARED_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +76,17 @@ class World:
         self.hosts = [f"node-{n}" for n in range(self.chance.choice((2, 2, 3) if rough else (1, 2, 2, 3)))]
         self.starts: dict[str, Start] = {}
         self.clients: list[SimulatedClient] = []
-        self.published: list[tuple[str, PayloadReference]] = []
-        """What was committed lately, by node."""
+        tenants = random.Random(f"{seed} tenants").random() < _SHARED_SHARE
+        self.tenants = (DEFAULT_TENANT, "other") if tenants else (DEFAULT_TENANT,)
+        self.published: list[tuple[str, str, PayloadReference]] = []
+        """What was committed lately, by node and tenant."""
         self.lines: list[str] = []
         self._tracing = tracing
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._stopping: asyncio.Task[None] | None = None
         self._clients_made = 0
         self._config = self._drawn_config()
+        self.operators = Operators(self)
         self.loop.set_task_factory(self._new_task)
         self.loop.set_exception_handler(lambda _, __: None)
         self.loop.before_work = self._before_work
@@ -102,14 +110,18 @@ class World:
         for host in self.hosts:
             await self.boot(host)
         self.clients = [self._new_client() for _ in range(len(self.hosts) * self.chance.randint(2, 4))]
-        chaos = self.begin(self._cause_chaos())
+        chaos, operators = self.begin(self._cause_chaos()), self.begin(self.operators.work())
         await asyncio.sleep(self.seconds)
-        chaos.cancel()
+        for deeds in (chaos, operators):
+            deeds.cancel()
+        await asyncio.wait({chaos, operators})
         await self._calm_down()
         await self._settle()
         await asyncio.sleep(QUIET_SECONDS)
         for start in self.starts.values():
-            self._look_at_the_end(start)
+            self.operators.look_at_the_end(start)
+            for share in start.shares.values():
+                self._look_at_the_end(share)
             await start.stop()
         await asyncio.sleep(1.0)
         for start in self.starts.values():
@@ -120,10 +132,17 @@ class World:
         """Start a node, or start it again."""
         number = self.starts[host].number + 1 if host in self.starts else 1
         start = Start(self, host, number, self._config_of(host), rate=self.chance.uniform(0.97, 1.03))
-        start.book.problems = self.judge.problems
         self.starts[host] = start
-        await start.spawn(start.bridge.start())
-        self.trace(f"{start} is up")
+        try:
+            await start.spawn(start.bridge.start())
+        except CatalogFileError as error:
+            self.trace(f"{start} refuses to start: {error}")
+            start.crash()
+        except asyncio.CancelledError:
+            start.crash()
+            raise
+        else:
+            self.trace(f"{start} is up")
 
     def look(self) -> None:
         """Look at everything after a step."""
@@ -150,7 +169,8 @@ class World:
             await deed()
 
     async def _flip_a_byte(self) -> None:
-        start = self._any_start()
+        shares = self._any_start().shares
+        start = shares[self.chance.choice(self.tenants) if len(shares) > 1 else DEFAULT_TENANT]
         sealed = [slot for slot in start.book.slots.values() if slot.sealed and not slot.ended]
         if not start.alive or not sealed:
             return
@@ -159,7 +179,7 @@ class World:
         payload = start.book.occupant(key=slot.reference.key, generation=slot.reference.generation)
         runs = list(
             content.runs(
-                start.bridge._tenancies["default"].slot(slot.extent),
+                start.bridge._tenancies[start.tenant].slot(slot.extent),
                 content.layout_of(payload.descriptor),
                 payload.descriptor.valid_length,
             )
@@ -210,6 +230,7 @@ class World:
         self.trace("nothing bad happens any more")
         self.failpoints.enabled = False
         self.wires.heal()
+        self.operators.calm_down()
         for client in self.clients:
             client.crash()
         if self._stopping is not None:
@@ -222,14 +243,14 @@ class World:
             if self.loop.time() > ends_at:
                 raise self.judge.broken("there is no end to the work in the background")
             await asyncio.sleep(0.5)
-        for start in self.starts.values():
+        for start in (share for each in self.starts.values() for share in each.shares.values()):
             for reference in start.book.references.values():
                 if reference.client_id == NODE_CLIENT_ID and reference.standing is not Standing.GONE:
                     raise self.judge.broken(f"{start} has nothing more to do, and keeps {reference} to itself")
 
-    def _look_at_the_end(self, start: Start) -> None:
+    def _look_at_the_end(self, start: Share) -> None:
         start.book.compare()
-        usage = start.bridge.usages()[0]
+        usage = start.book.usage()
         left = usage.payloads, usage.reservations, usage.holds, usage.leases, usage.residues
         if any(left) or usage.free_bytes != usage.arena_bytes:
             raise self.judge.broken(f"{start} is left alone, and keeps {usage}: {start.book.references}")
@@ -270,7 +291,7 @@ class World:
         }
 
     def _config_of(self, host: str) -> BridgeConfig:
-        return BridgeConfig(node_id=host, **self._config)
+        return BridgeConfig(node_id=host, catalog=self.operators.catalog, **self._config)
 
     def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **terms: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **terms)
@@ -309,6 +330,7 @@ class World:
         self.loop.close()
         for start in self.starts.values():
             start.bridge._verifier.close()
+        self.operators.clear()
 
 
 def run_world(
