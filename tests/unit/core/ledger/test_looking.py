@@ -6,11 +6,12 @@ import json
 
 import pytest
 
+from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.layout import PAGE_BYTES
 from kvbridge.core.ledger import PayloadState
 from kvbridge.core.ledger import ledger as ledger_module
 from tests.builders import spec
-from tests.unit.core.ledger.desk import LEASE_SECONDS, LINGER_SECONDS, Desk
+from tests.unit.core.ledger.desk import LEASE_SECONDS, LINGER_SECONDS, Desk, text
 
 
 def listing(desk: Desk, *, prefix: str = "", page_size: int = 2) -> list[list[str]]:
@@ -181,3 +182,14 @@ def test_a_look_at_a_lease_tells_how_long_it_lasts() -> None:
     desk.wait(1, processing=False)
     assert left() is None
     assert left(token=desk.reserve("other", client="consumer").token) is None
+
+
+def test_a_tombstone_is_looked_at_without_a_time() -> None:
+    """Exactly this one, while it is remembered; what has not ended has none."""
+    desk = Desk()
+    desk.publish("a", fallback=text("words"))
+    reference = PayloadReference(key="a", generation=1)
+    assert desk.ledger.tombstone(reference) is None
+    desk.wait(LINGER_SECONDS)
+    assert desk.ledger.tombstone(reference) == desk.tombstone("a")
+    assert desk.ledger.tombstone(PayloadReference(key="a", generation=2)) is None
