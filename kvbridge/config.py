@@ -137,7 +137,7 @@ class BridgeConfig:
     """How long before a certificate expires the log says so, but not before a fifth of its validity is left."""
     arena_bytes: int = 2 * _GIB
     """Host memory for payloads, for each tenant; a multiple of the page."""
-    memory_soft_watermark: float = 0.9
+    memory_soft_watermark: float = 0.85
     """Share of an arena above which payloads that nobody references are evicted before their memory is asked for."""
     memory_hard_watermark: float = 1.0
     """Share of an arena that may be taken by what cannot be evicted; producers who want more are told when to retry."""
