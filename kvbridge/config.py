@@ -267,7 +267,7 @@ class BridgeConfig:
     """How long a directory remembers a key; each is announced again three times in this time."""
     directory_timeout_seconds: float = 0.25
     """How long a directory, or a node that is asked for keys in its stead, may take to answer."""
-    heartbeat_seconds: float = 1.0
+    heartbeat_seconds: float = 0.5
     """How often the directory and every other node hear of this one."""
     advertise: str = ""
     """Address at which other nodes reach this one, told to the directory; empty for `listen`."""
