@@ -11,8 +11,9 @@ from kvbridge.tls.signatures import Signature, is_settled, signature_of
 
 TOKEN_CHARACTERS_MIN: Final = 32
 """Shortest token that is taken: one that is not guessed."""
-TOKEN_CHARACTERS_MAX: Final = 4096
+TOKEN_CHARACTERS_MAX: Final = 1024
 """Longest token."""
+_COMMENT = b"#"
 _VISIBLE = frozenset(range(0x21, 0x7F))
 """What metadata and headers take as it is."""
 
@@ -35,10 +36,10 @@ class TokenFile:
         return f"<TokenFile {self._path}>"
 
     def token(self) -> str:
-        """Return the token: the first line of the file as it is now.
+        """Return the token: the first line of the file as it is now that is neither empty nor a comment.
 
         Raises:
-            TokenFileError: it cannot be read, or its first line is no token.
+            TokenFileError: it cannot be read, or that line is no token.
         """
         signature = self._signature()
         with self._lock:
@@ -60,10 +61,10 @@ class TokenFile:
             lines = read_file(self._path).splitlines()
         except TlsFileError as error:
             raise TokenFileError(f"token file {error}") from error
-        token = lines[0].strip()
+        token = next((line for line in map(bytes.strip, lines) if line and not line.startswith(_COMMENT)), b"")
         if not TOKEN_CHARACTERS_MIN <= len(token) <= TOKEN_CHARACTERS_MAX or not _VISIBLE.issuperset(token):
             raise TokenFileError(
-                f"token file {self._path}: the first line must be {TOKEN_CHARACTERS_MIN} to {TOKEN_CHARACTERS_MAX} "
+                f"token file {self._path}: its first line must be {TOKEN_CHARACTERS_MIN} to {TOKEN_CHARACTERS_MAX} "
                 "visible ASCII characters"
             )
         return token.decode("ascii")

@@ -16,10 +16,10 @@ def test_a_token_is_the_first_line_as_it_is_now(tmp_path: Path) -> None:
     """Even if the file keeps its size and its times."""
     path = tmp_path / "token"
     file = TokenFile(str(path))
-    path.write_text(f"{TOKEN}\nan older one that counts for nothing\n")
+    path.write_text(f"# the engine's\n\n{TOKEN}\nan older one that counts for nothing\n")
     assert file.token() == TOKEN
     times = path.stat()
-    path.write_text(f"{TOKEN.upper()}\nan older one that counts for nothing\n")
+    path.write_text(f"# the engine's\n\n{TOKEN.upper()}\nan older one that counts for nothing\n")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert file.token() == TOKEN.upper()
 
@@ -38,7 +38,8 @@ def test_a_file_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     "content",
     [
         b"",
-        b"\n" + TOKEN.encode(),
+        b"# " + TOKEN.encode(),
+        b"# a comment\nshort\n" + TOKEN.encode(),
         b"short",
         b"x" * (TOKEN_CHARACTERS_MIN - 1),
         b"x" * 5000,
