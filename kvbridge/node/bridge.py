@@ -414,6 +414,11 @@ class Bridge:
         self.breakers.returned(set(tokens) - expired, now=self._clock())
         return expired
 
+    def lease_seconds_left(self, client: Client, token: str) -> float | None:
+        """Return how long a lease of this client lasts, or None if it has none of this token any more."""
+        with self._tenancy(client).ledger() as ledger:
+            return ledger.lease_seconds_left(now=self._clock(), client_id=client.client_id, token=token)
+
     def end_client(self, client: Client) -> None:
         """Take back everything from a client that is gone."""
         self.containment.watchers.end_client(client.client_id)

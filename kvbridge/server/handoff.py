@@ -91,8 +91,11 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
         """Answer with a lease on verified tensors, or with a text-fallback directive and its reason."""
         arrived_at, deadline_seconds = time.perf_counter(), time_remaining(context)
         client = caller(self._bridge.sessions, context)
+        is_first = False
 
         async def work() -> pb.AcquireResponse:
+            nonlocal is_first
+            is_first = True
             require_time(context)
             answer = await self._bridge.acquire(decode_acquisition(request, client, arrived_at, deadline_seconds))
             with_ids = request.tokens.any
@@ -103,7 +106,8 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
             )
 
         # Bytes that come from another node, or are checked, are not waited for on behalf of nobody.
-        return await self._answers.once(client.client_id, request.request_id, request, work, stops_unheard=True)
+        answer = await self._answers.once(client.client_id, request.request_id, request, work, stops_unheard=True)
+        return answer if is_first else self._as_it_stands(client, answer)
 
     async def Prefetch(self, request: pb.PrefetchRequest, context: _Context) -> pb.PrefetchResponse:  # noqa: N802
         """Begin to bring payloads of other nodes over."""
@@ -145,6 +149,16 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
             return take_report(self._bridge.reports, client, request)
 
         return await self._answers.once(client.client_id, request.request_id, request, work)
+
+    def _as_it_stands(self, client: Client, answer: pb.AcquireResponse) -> pb.AcquireResponse:
+        """Return an answer that was given before, with what is left of its leases: nothing of those that have ended."""
+        again = pb.AcquireResponse()
+        again.CopyFrom(answer)
+        for part in again.parts:
+            if part.HasField("kv"):
+                left = self._bridge.lease_seconds_left(client, part.kv.lease_token)
+                part.kv.time_to_live.CopyFrom(encode_duration(left or 0.0))
+        return again
 
     def _location(self, client: Client, grant: Grant) -> types_pb2.SlotLocation:
         return types_pb2.SlotLocation(
