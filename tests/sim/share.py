@@ -25,7 +25,7 @@ class Share:
 
     def __init__(self, start: Start, tenancy: Tenancy) -> None:
         """Keep the books of a tenancy from here on."""
-        self.start, self.tenant, self.bridge = start, tenancy.tenant, start.bridge
+        self.start, self.tenant, self.bridge, self.answers = start, tenancy.tenant, start.bridge, start.answers
         self.reading: Counter[int] = Counter()
         """Payloads whose bytes are being checked."""
         self._origins: dict[PayloadReference, tuple[PayloadReference, ...]] = {}
