@@ -97,14 +97,15 @@ class ByToken:
 
     def acquire(self, key: str) -> pb.Part:
         """Acquire what was uploaded under a key."""
-        [part] = self.call("Acquire", acquire_request(builders.spec(key=key))).parts
+        response: pb.AcquireResponse = self.call("Acquire", acquire_request(builders.spec(key=key)))
+        [part] = response.parts
         return part
 
     def refusal(self, method: str, request: Any) -> tuple[str, float]:
         """Make a call that is refused, and return the limit and when to come again."""
         with pytest.raises(grpc.RpcError) as error:
             self.call(method, request)
-        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined] # it is a call
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         return limit_of(error.value)
 
 
@@ -183,7 +184,7 @@ def test_what_returns_memory_is_never_refused(bridge: BridgeProcess) -> None:
     ):
         with pytest.raises(grpc.RpcError) as error:
             client.call(method, request)
-        assert error.value.code() in {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT}  # type: ignore[attr-defined]
+        assert error.value.code() in {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT}
 
 
 def is_refused(client: ByToken, asked: Any) -> bool:
@@ -191,7 +192,7 @@ def is_refused(client: ByToken, asked: Any) -> bool:
     try:
         client.call("Acquire", asked)
     except grpc.RpcError as error:
-        return bool(error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED)  # type: ignore[attr-defined]
+        return bool(error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED)
     return False
 
 
@@ -215,7 +216,7 @@ def test_calls_under_way_are_limited_for_each_tenant(bridge: BridgeProcess) -> N
     assert client.refusal("Acquire", acquire_request(SPEC)) == ("calls_max", 1.0)
     assert neighbour.acquire("nothing").WhichOneof("directive") == "text"
     ended.set()
-    upload.cancel()
+    upload.cancel()  # type: ignore[no-untyped-call] # the stubs lack it
     wait_for(lambda: not is_refused(client, acquire_request(SPEC)))
 
 
