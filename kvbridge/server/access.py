@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -18,6 +19,7 @@ from kvbridge.node.identity import SESSION_PREFIX, Client, Sessions
 from kvbridge.server.permissions import Permission, permission_of, require_permitted
 
 _UNIX_PREFIXES = ("unix:", "unix-abstract:")
+_HOSTS_REMEMBERED_MAX = 1024
 _SUBJECTS = "x509_subject_alternative_name"
 _SECURITY_TYPE = "transport_security_type"
 _TLS = (b"ssl", b"tls")
@@ -105,6 +107,7 @@ def transport_of(peer: str) -> Transport:
         return Transport.NETWORK
 
 
+@lru_cache(maxsize=_HOSTS_REMEMBERED_MAX)
 def transport_of_host(host: str) -> Transport:
     """Return how a TCP connection came from an address of the internet protocols."""
     address = ip_address(host.partition("%")[0])
