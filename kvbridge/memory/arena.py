@@ -109,15 +109,6 @@ class HostArena:
         """Return a range as writable bytes; it stays valid after `close`."""
         return memoryview(self._live_region().buffer(offset_bytes, length_bytes)).cast("B")
 
-    def zero(self, offset_bytes: int, length_bytes: int) -> None:
-        """Overwrite a range with zeros; other Python threads go on meanwhile, the calling one does not.
-
-        The pages are kept. Punching a hole would be quicker, but the next writer would wait for each page anew.
-        """
-        region = self._live_region()
-        assert 0 <= offset_bytes <= offset_bytes + length_bytes <= self.size_bytes, (offset_bytes, length_bytes)
-        libc.fill_zero(region.address + offset_bytes, length_bytes)
-
     def close(self) -> None:
         """Stop touching and let go of the file and its mapping; once is enough and more does nothing.
 

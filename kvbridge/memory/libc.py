@@ -85,11 +85,6 @@ def fallocate(fd: int, offset_bytes: int, length_bytes: int) -> None:
         raise _last_error("fallocate")
 
 
-def fill_zero(address: int, length_bytes: int) -> None:
-    """Overwrite a range with zeros at memory speed."""
-    ctypes.memset(address, 0, length_bytes)
-
-
 def _last_error(call: str) -> OSError:
     number = ctypes.get_errno()
     return OSError(number, f"{call}: {os.strerror(number)}")

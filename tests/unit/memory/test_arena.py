@@ -103,14 +103,6 @@ def test_descriptors_are_closed_at_exec(arena: HostArena, readonly: int, writabl
     assert not any(os.get_inheritable(fd) for fd in (readonly, writable, arena._fd))
 
 
-def test_zero_clears_exactly_the_range(arena: HostArena) -> None:
-    """The neighbours keep their bytes."""
-    arena.view(0, SIZE_BYTES)[:] = b"\xff" * SIZE_BYTES
-    arena.zero(4096, 2 * MIB)
-    content = bytes(arena.view(0, SIZE_BYTES))
-    assert content == b"\xff" * 4096 + bytes(2 * MIB) + b"\xff" * (SIZE_BYTES - 4096 - 2 * MIB)
-
-
 def test_pretouching_gives_every_page_and_keeps_what_was_written() -> None:
     """A client may write before the pre-touching reaches its slot."""
     arena = HostArena("test", 64 * MIB)
@@ -172,8 +164,6 @@ def test_a_view_outlives_the_arena(arena: HostArena) -> None:
     for use in (arena.writable_descriptor, arena.readonly_descriptor, lambda: arena.view(0, 1)):
         with pytest.raises(ArenaClosedError):
             use()
-    with pytest.raises(ArenaClosedError):
-        arena.zero(0, 1)
     assert arena.snapshot().closed
     assert repr(arena) == f"<HostArena test of {SIZE_BYTES} bytes, closed>"
 
