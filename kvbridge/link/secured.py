@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 RECORD_BYTES = 16_384
 """What one record holds at most."""
 _GATHERED_BYTES_MAX = 4 * RECORD_BYTES
+_AT_ONCE_BYTES_MAX = 16 * RECORD_BYTES
+"""What is encrypted before other work gets its turn; a call says that it has sent all of it, or has to be repeated."""
 
 
 class SecuredConnection:
@@ -84,7 +86,7 @@ class SecuredConnection:
     def sendmsg(self, views: Sequence[memoryview], /) -> int:
         """Send some of these pieces of memory, in order; as a socket does."""
         if len(views) == 1 or views[0].nbytes >= RECORD_BYTES:
-            return self.send(views[0])
+            return self.send(views[0][:_AT_ONCE_BYTES_MAX])
         gathered, nbytes = [], 0
         for view in views:
             gathered.append(view[: _GATHERED_BYTES_MAX - nbytes])
