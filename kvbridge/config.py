@@ -346,6 +346,8 @@ class BridgeConfig:
             self._check_range(name, getattr(self, name), _POSITIVE_SECONDS_MIN, DURATION_SECONDS_MAX)
         if kind == "dns":
             self._check_address("directory", rest)
+            if self.pulls_by_tls and self.peer_tls_name == "node":
+                raise ConfigurationError("peer_tls_name: must be host with dns, which knows no names of nodes")
         if self.advertise:
             self._check_address("advertise", self.advertise)
         elif is_server and self.listen.rpartition(":")[0].strip("[]") in {"0.0.0.0", "::"}:  # noqa: S104 - it is refused
