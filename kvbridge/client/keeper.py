@@ -49,6 +49,8 @@ GATHER_SECONDS = 0.005
 """How long after the first returned reference others are gathered: a message for each would slow the next acquire."""
 TOKENS_PER_CALL_MAX = 1000
 """Most references in one message."""
+QUESTIONS_MAX = 64
+"""Most calls of a client by value whose unheard answers are asked for once more."""
 _RENEWALS_PER_TTL = 3
 _INTERVAL_SECONDS_MIN = 0.05
 
@@ -206,9 +208,21 @@ class Keeper:
             if reference is not None and not reference.ended:
                 self._tracked[reference.token] = note
                 self._renew_at = min(self._renew_at, time.monotonic() + _interval(reference))
+        self._forget_old_questions()
         self._batches.extend(_batches(ended))
         if ended:
             self._send_at = 0.0
+
+    def _forget_old_questions(self) -> None:
+        """Ask again only for the newest of very many calls that were given up, as they are after an outage.
+
+        What the others granted by value ends by its time to live, and asking for all of them would keep this thread
+        from renewing. A local client's are all asked for: the bridge keeps their memory until it hears of them.
+        """
+        old = [id(batch) for batch in self._batches if batch.granted is not None and not batch.session.shares_memory]
+        surplus = set(old[:-QUESTIONS_MAX])
+        if surplus:
+            self._batches = deque(batch for batch in self._batches if id(batch) not in surplus)
 
     def _send_batches(self) -> None:
         """Send what is due; a silent bridge is left alone for a while, twice as long each time."""

@@ -29,6 +29,7 @@ class RecordingSession:
 
     def __init__(self) -> None:
         self.alive = True
+        self.shares_memory = True
         self.requests: list[tuple[str, Any]] = []
         self.failures: list[CallFailedError] = []
         self.ttl_seconds: float | None = 30.0

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from kvbridge.client.connector import Connector
-from kvbridge.client.failures import CallFailedError
-from kvbridge.client.keeper import TOKENS_PER_CALL_MAX, Keeper
+from kvbridge.client.failures import TOO_MANY_REQUESTS, CallFailedError
+from kvbridge.client.keeper import QUESTIONS_MAX, TOKENS_PER_CALL_MAX, Keeper
+from kvbridge.client.references import Unanswered
 from kvbridge.core.references import ReferenceKind
 from tests.harness import wait_for
 from tests.unit.client.doubles import RecordingSession, reference
@@ -105,6 +106,14 @@ def test_a_silent_bridge_is_asked_again(keeper: Keeper, session: RecordingSessio
     assert len({request.request_id for _, request in session.requests}) == 1
 
 
+@pytest.mark.parametrize("about", ["", TOO_MANY_REQUESTS])
+def test_a_bridge_with_too_many_calls_is_asked_again(keeper: Keeper, session: RecordingSession, about: str) -> None:
+    """What it did not look at is not done with: a release that is given up would keep memory until the lease ends."""
+    session.failures = [CallFailedError(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", about=about)]
+    reference(session, keeper.ended, "a").end()
+    wait_for(lambda: session.released() == ["a", "a"])
+
+
 def test_one_refused_token_does_not_keep_the_others(keeper: Keeper, session: RecordingSession) -> None:
     """A batch that is refused is taken apart; a token that is refused alone is given up."""
     session.failures = [_failure(grpc.StatusCode.NOT_FOUND), _failure(grpc.StatusCode.NOT_FOUND)]
@@ -123,6 +132,24 @@ def test_a_session_that_the_bridge_does_not_know_is_closed(keeper: Keeper, sessi
     keeper.track(lease)
     wait_for(lambda: not session.alive)
     assert lease.lost
+
+
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_after_an_outage_few_calls_by_value_are_made_again(
+    keeper: Keeper, session: RecordingSession, *, shares_memory: bool
+) -> None:
+    """What the others may have granted ends by itself, while a local client's memory waits until all are heard of."""
+    session.shares_memory = shares_memory
+    *most, last = (
+        Unanswered(session=session.as_session(), method=_method, request=number, granted=lambda *_: ())
+        for number in range(QUESTIONS_MAX + 10)
+    )
+    keeper._notes.extend(most)
+    keeper.ended(last)
+    wait_for(lambda: keeper.snapshot().unsent == 0)
+    asked = [request for _, request in session.requests]
+    assert asked[-1] == QUESTIONS_MAX + 9
+    assert len(set(asked)) == QUESTIONS_MAX + (10 if shares_memory else 0)
 
 
 def test_nothing_is_sent_to_a_dead_session(keeper: Keeper, session: RecordingSession) -> None:
@@ -177,3 +204,7 @@ def test_ending_from_within_the_collector_is_safe(keeper: Keeper, session: Recor
 
 def _single_releases(session: RecordingSession) -> list[list[str]]:
     return [list(request.tokens) for name, request in session.requests if name == "Release"]
+
+
+def _method(rpc: Any) -> Any:
+    return rpc.handoff.Release
