@@ -181,7 +181,10 @@ class AccessKeeper:
         self._version += 1
         _log.info("access in force", extra={"version": self._version, "access": repr(self._index)})
         for listener in self._listeners:
-            listener()
+            try:
+                listener()
+            except Exception:  # noqa: BLE001 - an outermost boundary: the next change must be seen all the same
+                _log.critical("a change of access did not arrive everywhere", exc_info=True)
 
 
 def _with_tenants_kept(policy: AccessPolicy, tenants: Mapping[str, TenantQuota]) -> AccessPolicy:

@@ -72,6 +72,22 @@ def test_listeners_hear_of_every_change(folder: AccessFolder) -> None:
     assert heard == [False]
 
 
+def test_one_listener_that_fails_keeps_the_change_from_no_other(
+    folder: AccessFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor the next change from being seen."""
+    kept = keeper(folder)
+    heard: list[int] = []
+    kept.add_listener(lambda: next(iter(())))
+    kept.add_listener(lambda: heard.append(kept.version))
+    for _ in range(2):
+        folder.add("engine", (Role.PRODUCER,))
+        folder.write()
+        take(kept, folder)
+    assert heard == [2, 3]
+    assert [record.levelname for record in caplog.records if "everywhere" in record.message] == ["CRITICAL"] * 2
+
+
 def test_what_needs_a_restart_waits_and_the_rest_does_not(folder: AccessFolder) -> None:
     """Memory stays as it is, rates change, who is gone is gone, and who is of a new tenant is nobody yet."""
     kept = keeper(folder)
