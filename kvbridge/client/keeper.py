@@ -5,7 +5,8 @@
 2. The thread turns the notes into batches, one message per session for leases and holds. A batch keeps its request id
    while it is tried again, so the bridge carries it out once.
 3. A call that was given up may have granted something all the same, which would stay taken as long as this process
-   lives. So it is made again under its own request id, and what it gives is returned.
+   lives. So it is made again under its own request id, and what it gives is returned. By value, where what was granted
+   ends by itself, that is done for the newest of very many only.
 4. Everything in use is renewed together, every third of the shortest time to live. While the bridge is silent, renewal
    is tried again sooner, so that a short silence costs nobody their lease.
 """
