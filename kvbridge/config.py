@@ -181,6 +181,8 @@ class BridgeConfig:
     """How long the message of a call, or the first of an upload, may take to arrive."""
     connection_idle_seconds: float = 3600.0
     """How long a connection without calls stays open; 0 for as long as its client likes."""
+    connection_seconds_max: float = 3600.0
+    """How long a connection lasts; its last calls may take `download_seconds_max` longer. 0 for as long as it likes."""
     streams_max: int = 512
     """Most uploads, downloads and other streams at once, those of events apart; fewer than calls, which need room."""
     streams_per_client_max: int = 128

@@ -136,6 +136,11 @@ class ApiClient:
         node: inspect_service_pb2.GetNodeResponse = self.call("GetNode", inspect_service_pb2.GetNodeRequest())
         return node.arena
 
+    def limits(self) -> dict[str, float]:
+        """Return the limits in force by their names in the configuration."""
+        node: inspect_service_pb2.GetNodeResponse = self.call("GetNode", inspect_service_pb2.GetNodeRequest())
+        return dict(node.limits)
+
     def state(self) -> tuple[Any, ...]:
         """Return everything that a refused request must not change."""
         payloads = self.call("ListPayloads", inspect_service_pb2.ListPayloadsRequest()).payloads

@@ -1,11 +1,15 @@
 """How long the server waits, and for how many: nobody keeps others out by being slow.
 
 1. A call counts against `concurrent_calls_max` from its headers on. So its message has to be here soon
-   (`request_seconds_max`), or the call is given up. It cannot be told why: an answer would need what is missing.
-2. Streams are long by nature, and a reader that takes nothing holds one open for ever. So each ends
-   (`download_seconds_max`; an upload has limits of its own), and there are only so many at once, in all
-   (`streams_max`) and of one client (`streams_per_client_max`), which leaves room for all other calls.
-3. Streams of events stay open for as long as their client likes; `kvbridge.node.watch` counts those.
+   (`request_seconds_max`), or the call is refused. gRPC itself would wait for a single message without end and without
+   anybody's knowledge, so to gRPC every method here takes a stream, of which the first message is read; on the wire
+   the two are the same.
+2. Streams are long by nature. So each ends (`download_seconds_max`; an upload has limits of its own), and there are
+   only so many at once, in all (`streams_max`) and of one client (`streams_per_client_max`), which leaves room for all
+   other calls.
+3. A reader that takes nothing cannot be told of its end either, and gRPC keeps what it does not take. Such a stream
+   counts until its connection ends, which `connection_seconds_max` sees to.
+4. Streams of events stay open for as long as their client likes; `kvbridge.node.watch` counts those.
 """
 
 from __future__ import annotations
@@ -16,20 +20,24 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.access.fields import CLIENT_FIELD
-from kvbridge.core.errors import LimitExceededError, TooLateError
+from kvbridge.core.errors import InvalidFieldError, LimitExceededError, TooLateError
 
 WATCH = "/kvbridge.v1.HandoffService/Watch"
 """The one method whose streams may last."""
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Method: TypeAlias = Callable[[Any, Any], Any]
+
+_MAKERS = (grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler)
+"""What makes a handler for a stream of requests, by whether the responses are a stream."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,32 +63,44 @@ class PatienceInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # ge
         if handler is None:
             return None
         name, client = str(handler_call_details.method), _client(handler_call_details)
-        if handler.response_streaming:
-            method: Any = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            if name != WATCH:
-                method = self._ending(name, client, method)
-        else:
-            method = handler.stream_unary if handler.request_streaming else handler.unary_unary
-            if handler.request_streaming:
-                method = self._counted(client, method)
+        method: Any = _method_of(handler)
         if not handler.request_streaming:
-            method = self._begun(name, method)
-        return _like(handler, method)
+            method = self._reading(cast("Any", handler.request_deserializer), method)
+        if handler.response_streaming and name != WATCH:
+            method = self._ending(name, client, method)
+        elif handler.request_streaming:
+            method = self._counted(client, method)
+        make: Any = _MAKERS[bool(handler.response_streaming)]
+        deserializer = handler.request_deserializer if handler.request_streaming else None
+        return make(method, request_deserializer=deserializer, response_serializer=handler.response_serializer)
 
-    def _begun(self, name: str, method: _Method) -> _Method:
-        """Give the current task up unless the method is called soon."""
-        timer = _Timer(name, "request_seconds_max", self._config.request_seconds_max)
+    def _reading(self, parse: Callable[[bytes], Any] | None, method: _Method) -> _Method:
+        """Return a method that takes the first of a stream of messages, and calls `method` with it."""
+        if inspect.isasyncgenfunction(method):
 
-        def begin(request: Any, context: Any) -> Any:
-            timer.stop()
-            return method(request, context)
+            async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+                async for response in method(await self._first(messages, parse), context):
+                    yield response
 
-        async def begin_stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            async for response in begin(request, context):
-                yield response
+            return stream
 
-        # Whoever wraps this asks of what kind it is.
-        return begin_stream if inspect.isasyncgenfunction(method) else begin
+        async def answer(messages: AsyncIterator[bytes], context: Any) -> Any:
+            return await method(await self._first(messages, parse), context)
+
+        return answer
+
+    async def _first(self, messages: AsyncIterator[bytes], parse: Callable[[bytes], Any] | None) -> Any:
+        try:
+            async with asyncio.timeout(self._config.request_seconds_max):
+                message = await anext(messages, None)
+        except TimeoutError as error:
+            raise TooLateError("request_seconds_max: the message of the call did not arrive in time") from error
+        if message is None:
+            raise InvalidFieldError("message", "is missing")
+        try:
+            return message if parse is None else parse(message)
+        except DecodeError as error:
+            raise InvalidFieldError("message", "does not parse") from error
 
     def _counted(self, client: str, method: _Method) -> _Method:
         async def answer(request: Any, context: Any) -> Any:
@@ -91,21 +111,14 @@ class PatienceInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # ge
 
     def _ending(self, name: str, client: str, method: _Method) -> _Method:
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._streams.entered(client):
-                timer = _Timer(name, "download_seconds_max", self._config.download_seconds_max)
-                try:
-                    responses = method(request, context)
-                    if inspect.isawaitable(responses):  # It writes its responses itself, as the health service does.
-                        await responses
-                        return
-                    async for response in responses:
+            with self._streams.entered(client), _Timer(name, self._config.download_seconds_max) as timer:
+                responses = method(request, context)
+                if inspect.isawaitable(responses):  # It writes its responses itself, as the health service does.
+                    await responses
+                    return
+                async for response in responses:
+                    with timer.held():
                         yield response
-                except asyncio.CancelledError:
-                    # Whoever takes nothing is not told: there the wait is for the transport, outside of this.
-                    timer.raise_if_fired()
-                    raise
-                finally:
-                    timer.stop()
 
         return stream
 
@@ -139,35 +152,50 @@ class _Streams:
 
 
 class _Timer:
-    """Cancels the current task after so long, unless it is stopped before."""
+    """Ends what the current task does within this context after so long, but not while it is held."""
 
-    def __init__(self, name: str, limit: str, seconds: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
+    def __init__(self, name: str, seconds: float) -> None:
         self._name = name
-        self._limit = limit
-        self._fired = False
-        self._handle = asyncio.get_running_loop().call_later(seconds, self._fire)
+        self._seconds = seconds
+        self._is_held = self._fired = self._cancelled = False
+        self._task: asyncio.Task[Any] | None = None
+        self._handle: asyncio.TimerHandle | None = None
 
-    def stop(self) -> None:
-        """Let the task be."""
+    def __enter__(self) -> Self:
+        self._task = asyncio.current_task()
+        self._handle = asyncio.get_running_loop().call_later(self._seconds, self._fire)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._handle is not None
+        assert self._task is not None
         self._handle.cancel()
+        if self._cancelled and kind is asyncio.CancelledError:
+            self._task.uncancel()
+            raise self._error()
 
-    def raise_if_fired(self) -> None:
-        """Say why the task was cancelled.
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Wait for the transport within this context.
 
         Raises:
-            TooLateError: this did it.
+            TooLateError: at the end, if the time passed meanwhile.
         """
+        self._is_held = True
+        yield
+        self._is_held = False
         if self._fired:
-            self._task.uncancel()
-            raise TooLateError(f"{self._limit}: the call took too long and was given up")
+            raise self._error()
 
     def _fire(self) -> None:
-        self._fired = self._task.cancel()
-        if self._fired:
-            _log.warning("a call took too long and was given up", extra={"method": self._name, "limit": self._limit})
+        assert self._task is not None
+        _log.warning("a stream has lasted too long", extra={"method": self._name, "limit": "download_seconds_max"})
+        self._fired = True
+        if not self._is_held:
+            self._cancelled = self._task.cancel()
+
+    def _error(self) -> TooLateError:
+        return TooLateError("download_seconds_max: the stream has lasted too long")
 
 
 def _client(details: grpc.HandlerCallDetails) -> str:
@@ -176,13 +204,6 @@ def _client(details: grpc.HandlerCallDetails) -> str:
     return next((str(value) for key, value in values if key == CLIENT_FIELD), "")
 
 
-def _like(handler: _Handler, method: Any) -> _Handler:
-    makers: Any = (
-        (grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler),
-        (grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler),
-    )
-    make = makers[bool(handler.request_streaming)][bool(handler.response_streaming)]
-    made: _Handler = make(
-        method, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-    )
-    return made
+def _method_of(handler: _Handler) -> Any:
+    kinds = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+    return next(kind for kind in kinds if kind is not None)

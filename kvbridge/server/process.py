@@ -260,8 +260,15 @@ def _server_options(config: BridgeConfig) -> list[tuple[str, int]]:
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MILLISECONDS_MAX),
     ]
     if config.connection_idle_seconds:
-        options.append(("grpc.max_connection_idle_ms", round(config.connection_idle_seconds * 1000)))
+        options.append(("grpc.max_connection_idle_ms", _milliseconds(config.connection_idle_seconds)))
+    if config.connection_seconds_max:
+        options.append(("grpc.max_connection_age_ms", _milliseconds(config.connection_seconds_max)))
+        options.append(("grpc.max_connection_age_grace_ms", _milliseconds(config.download_seconds_max)))
     return options
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(round(seconds * 1000), 1)
 
 
 def _bulk_handlers(bulk: BulkServicer) -> grpc.GenericRpcHandler[Any, Any]:
