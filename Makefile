@@ -6,6 +6,9 @@ PYTEST_ARGS ?=
 # What `make sim` runs: so many fresh seeds, or the one seed SEED with everything that happens in it.
 SEEDS ?= 1000
 SEED ?=
+# How many clients `make campaign` kills, and how often it kills the bridge.
+KILLS ?= 200
+RESTARTS ?= 20
 # How long `make fuzz` draws inputs, what for (default: every decoder), and whether it adds what it found to the corpus.
 SECONDS ?= 600
 TARGETS ?=
@@ -96,6 +99,15 @@ sim: setup ## Run fresh seeds of the simulator (SEEDS=1000), or one again (SEED=
 .PHONY: fuzz
 fuzz: setup ## Fuzz the decoders, guided by coverage (SECONDS=600, TARGETS="spec seal", KEEP=1 adds to the corpus)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --jobs $(JOBS) $(if $(KEEP),--keep) $(TARGETS)
+
+.PHONY: campaign
+campaign: setup ## Kill clients and the bridge under load (KILLS=200 RESTARTS=20, SEED=...)
+	$(BIN)/python -m tests.faults.campaign --kills $(KILLS) --restarts $(RESTARTS) $(if $(SEED),--seed $(SEED))
+
+.PHONY: days
+days: setup ## Live 24 simulated hours at 100 handoffs per second: the whole node, and the core alone (takes hours)
+	$(BIN)/python -m tests.sim.core_day
+	$(BIN)/python -m tests.sim.day
 
 .PHONY: test-gpu
 test-gpu: setup ## Run the tests that need a CUDA device

@@ -9,14 +9,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,6 +30,7 @@ from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
 from tests.api import ApiClient, acquire_request, collect
 from tests.faults import contents
+from tests.faults.load import Load
 from tests.faults.sockets import bytes_in_flight
 from tests.harness import BridgeProcess, wait_for
 
@@ -177,6 +181,21 @@ def _kind(bridge: Bridge, key: str) -> str:
     return "accepted" if contents.ask_and_read(bridge, key, timeout=5.0).accepted else "text"
 
 
+def load(child: Child) -> dict[str, Any]:
+    """Publish, ask and judge in a loop until the parent says that it is enough, and once again after that."""
+    enough = threading.Event()
+    with child.connect() as bridge, ThreadPoolExecutor(1) as pool:
+        work = Load(bridge, seed=child.seed, keys=child.settings["keys"])
+        working = pool.submit(work.until, enough)
+        child.at("working")
+        enough.set()
+        working.result()
+        work.done.last_published = work.publish()
+        work.let_go()
+        wait_for(lambda: not bridge.snapshot().keeper.unsent, timeout_seconds=CALL_SECONDS)
+    return asdict(work.done)
+
+
 def storm(child: Child) -> dict[str, Any]:
     """Send many acquires at once over one connection, then judge every answer and give it back."""
     count, keys = child.settings["count"], child.settings["keys"]
@@ -212,11 +231,19 @@ def _require_right_bytes(client: ApiClient, key: str, part: pb.Part) -> None:
         raise contents.WrongBytesError(f"{key!r} is not what was sealed")
 
 
-ROLES = {"produce": produce, "consume": consume, "download": download, "keep-asking": keep_asking, "storm": storm}
+ROLES = {
+    "produce": produce,
+    "consume": consume,
+    "download": download,
+    "keep-asking": keep_asking,
+    "load": load,
+    "storm": storm,
+}
 
 
 def main(arguments: Iterable[str]) -> None:
     """Play a role."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     role, stage, settings = arguments
     outcome = ROLES[role](Child(stage, json.loads(settings)))
     say({"outcome": outcome})

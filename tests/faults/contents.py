@@ -22,6 +22,8 @@ from tests.builders import geometry, model_tag
 LAYERS, HEADS, DIM = 4, 2, 16
 TOKENS = 24
 """Tokens of a small payload."""
+PAYLOAD_BYTES = LAYERS * 2 * HEADS * TOKENS * DIM * 4
+"""Bytes of its tensors."""
 LARGE_TOKENS = 24_576
 """Tokens of one that fits into no connection's buffers: 24 MiB."""
 MODEL = model_tag()

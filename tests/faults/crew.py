@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from tests.harness import BridgeProcess, wait_for
 
 PATIENCE_SECONDS = 60.0
 """Far more than anything here takes; only what hangs exceeds it."""
+_FREEZING = threading.Lock()
 
 
 class Victim:
@@ -33,6 +36,15 @@ class Victim:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._stage = stage
         self._bridge = bridge
+        self.hung = False
+        """Whether its parent gave it up."""
+
+    def give_up(self) -> None:
+        """Kill it, because it has not come to an end; it shows where all of its threads stand first."""
+        self.hung = True
+        self._process.send_signal(signal.SIGUSR1)
+        time.sleep(1.0)
+        self._process.kill()
 
     @contextmanager
     def reached(self) -> Iterator[None]:
@@ -41,7 +53,7 @@ class Victim:
         if line == {"stage": self._stage}:
             yield
             return
-        assert line == {"stage": f"before {self._stage}"}
+        assert line == {"stage": f"before {self._stage}"}, line
         with frozen(self._bridge):
             self.go_on()
             assert self._line() == {"stage": self._stage}
@@ -102,12 +114,13 @@ def stop(pid: int) -> None:
 
 @contextmanager
 def frozen(bridge: BridgeProcess) -> Iterator[None]:
-    """Stop a bridge for as long as the context lasts."""
-    stop(bridge.process.pid)
-    try:
-        yield
-    finally:
-        bridge.signal(signal.SIGCONT)
+    """Stop a bridge for as long as the context lasts; one thread at a time."""
+    with _FREEZING:
+        stop(bridge.process.pid)
+        try:
+            yield
+        finally:
+            bridge.signal(signal.SIGCONT)
 
 
 def restart(bridge: BridgeProcess) -> None:
