@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvbridge.core.descriptor import PayloadSpec
 from kvbridge.core.reasons import Reason
@@ -59,6 +60,12 @@ class ClusterNode:
             "GetNode", inspect_service_pb2.GetNodeRequest()
         ).directory
         return status
+
+    def health(self, service: str) -> bool:
+        """Tell whether a service is said to be serving."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        answer = health_pb2_grpc.HealthStub(self.client.channel).Check(request, timeout=10.0)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def acquire(self, spec: PayloadSpec, **changes: Any) -> pb.Part:
         """Acquire by the plain key and give a cache back at once."""

@@ -111,6 +111,18 @@ def test_a_lost_directory_under_load(two: list[ClusterNode], server: DirectorySe
     assert other.directory().problem == ""
 
 
+def test_health_says_so_and_the_node_goes_on_serving(two: list[ClusterNode], server: DirectoryServer) -> None:
+    """A probe of the node itself must not take away its local handoffs."""
+    node = two[0]
+    assert node.health("directory") is True
+    server.kill()
+    wait_for(lambda: node.health("directory") is False, BACK_SECONDS)
+    assert node.health("") is True
+    assert node.directory().problem
+    server.start()
+    wait_for(lambda: node.health("directory") is True, BACK_SECONDS)
+
+
 def test_orders_reach_the_other_node(two: list[ClusterNode]) -> None:
     """A model, a payload with its replica, and the kill switch, and the end of each."""
     owner, other = two
