@@ -27,6 +27,8 @@ CONTACTS_PER_BEAT = 16
 """With more other nodes than this, each is called less often than once a heartbeat, unless there is something new."""
 PUBLISHED_MAX = 256
 """Most orders that are published in one round trip."""
+FORGOTTEN_MAX = 5
+"""Heartbeats in a row with which a directory that forgot this node is told everything again."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +76,8 @@ class Neighbourhood:
         self._closing: set[asyncio.Task[None]] = set()
         self._looking: set[asyncio.Task[Mapping[str, Sequence[Location]]]] = set()
         self._beaten_at = float("-inf")
+        self._forgotten = 0
+        self._has_missed = True
         orders.add_listener(self._ordered)
         announcer.on_change = self._woken.set
 
@@ -133,12 +137,13 @@ class Neighbourhood:
         return not (location.epoch and member.epoch) or location.epoch == member.epoch
 
     def _ordered(self, order: Order | None, ended: tuple[str, ...]) -> None:
-        if order is not None:
-            self._unpublished[order.order_id] = order
-        for order_id in ended:
-            self._unpublished.pop(order_id, None)
-            self._ended[order_id] = None
-        self._woken.set()
+        if self.directory.keeps_keys:
+            if order is not None:
+                self._unpublished[order.order_id] = order
+            for order_id in ended:
+                self._unpublished.pop(order_id, None)
+                self._ended[order_id] = None
+            self._woken.set()
         for contact in self.contacts.values():
             contact.wake()
 
@@ -166,12 +171,17 @@ class Neighbourhood:
             await self._publish()
             return await self._announce(me)
         except DirectoryUnavailableError as error:
+            self._has_missed = True
             self._lose(error)
             return False
 
     async def _beat(self, me: Member) -> None:
         beat = await self.directory.beat(me)
-        if not self.standing.is_up or beat.is_forgetful:
+        self._forgotten = self._forgotten + 1 if beat.is_forgetful else 0
+        if self._forgotten == FORGOTTEN_MAX:
+            _log.error("the directory forgets this node again and again: does another one have its name?")
+        if self._has_missed or (beat.is_forgetful and self._forgotten < FORGOTTEN_MAX):
+            self._has_missed = False
             self._announcer.tell_everything()
             self._unpublished = {order.order_id: order for order in self.orders.in_force()}
         self._meet({name: one for name, one in beat.members.items() if name != me.node_id and self._may_call(one)})
