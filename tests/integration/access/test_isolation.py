@@ -90,11 +90,15 @@ def test_what_a_client_did_answers_nobody_else(folder: AccessFolder, bridge: Bri
     publish(engine, "answers/1")
     request = acquire_request(builders.spec(key="answers/1"))
     first = engine.call("Acquire", request)
-    assert engine.call("Acquire", request) == first
+    assert engine.call("Acquire", request).handoff_id == first.handoff_id
     with folder.client(bridge, "rival", name=NAME) as rival:
-        assert rival.call("Acquire", request).parts[0].kv.lease_token != first.parts[0].kv.lease_token
-        report = handoff.ReportRequest(request_id=request_id(), handoff_id=first.handoff_id)
-        assert refusal(lambda: rival.call("Report", report))[0] is not grpc.StatusCode.OK
+        answer = rival.call("Acquire", request)
+        assert answer.handoff_id != first.handoff_id
+        assert answer.parts[0].kv.lease_token != first.parts[0].kv.lease_token
+        report = handoff.ReportRequest(
+            request_id=request_id(), handoff_id=first.handoff_id, use=handoff.HANDOFF_USE_USED
+        )
+        assert refusal(lambda: rival.call("Report", report)) == UNKNOWN
 
 
 def alike(answer: Any, *ids: str) -> str:
