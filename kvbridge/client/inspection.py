@@ -48,6 +48,40 @@ class ArenaInspection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbourInspection:
+    """Another node, as the one that was asked knows it."""
+
+    node_id: str
+    """Its name."""
+    address: str
+    """Where it is called."""
+    epoch: int
+    """Boot epoch; 0 if it never answered."""
+    reachable: bool
+    """Whether it answered last."""
+    agrees: bool
+    """Whether it knows of the same quarantines and kill switch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryInspection:
+    """What a node knows of other nodes."""
+
+    kind: str
+    """Which directory it uses."""
+    up: bool
+    """Whether the directory answered last."""
+    problem: str
+    """Why it is not up."""
+    age_seconds: float | None
+    """How long ago it answered; absent if it never did."""
+    neighbours: tuple[NeighbourInspection, ...]
+    """Every other node that is known."""
+    orders: int
+    """Orders in force on all nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInspection:
     """A node at one moment."""
 
@@ -75,6 +109,8 @@ class NodeInspection:
     """The caller's arena."""
     limits: Mapping[str, float]
     """Limits in force, by their names in the configuration."""
+    directory: DirectoryInspection | None = None
+    """What it knows of other nodes; absent if it is on its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +156,27 @@ def decode_node(message: pb.GetNodeResponse) -> NodeInspection:
         roles=tuple(AccessRole.Name(role).removeprefix("ACCESS_ROLE_").lower() for role in message.caller.roles),
         arena=ArenaInspection(**{name: value for name, value in arena.items() if name in known}),
         limits=MappingProxyType(dict(message.limits)),
+        directory=_decode_directory(message.directory) if message.HasField("directory") else None,
+    )
+
+
+def _decode_directory(message: pb.DirectoryStatus) -> DirectoryInspection:
+    return DirectoryInspection(
+        kind=message.kind,
+        up=message.up,
+        problem=message.problem,
+        age_seconds=decode_duration(message.age, "age") if message.HasField("age") else None,
+        neighbours=tuple(
+            NeighbourInspection(
+                node_id=one.node_id,
+                address=one.address,
+                epoch=one.epoch,
+                reachable=one.reachable,
+                agrees=one.agrees,
+            )
+            for one in message.neighbours
+        ),
+        orders=message.orders,
     )
 
 

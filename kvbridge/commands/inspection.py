@@ -15,7 +15,7 @@ from kvbridge.commands.connecting import add_target, connected
 from kvbridge.wire import encode_descriptor
 
 if TYPE_CHECKING:
-    from kvbridge.client.inspection import NodeInspection, PayloadInspection
+    from kvbridge.client.inspection import DirectoryInspection, NodeInspection, PayloadInspection
 
 _MIB = 1 << 20
 _BYTE_STATES = ("reserved", "committed", "draining", "quarantined", "free")
@@ -83,7 +83,8 @@ def _node_fields(node: NodeInspection) -> dict[str, Any]:
     """Return a node as plain values."""
     names = ("node_id", "version", "epoch", "uptime_seconds", "draining", "descriptor_socket_path", "sessions")
     plain = {name: getattr(node, name) for name in names}
-    return {**plain, "arena": asdict(node.arena), "limits": dict(node.limits)}
+    directory = None if node.directory is None else asdict(node.directory)
+    return {**plain, "arena": asdict(node.arena), "directory": directory, "limits": dict(node.limits)}
 
 
 def _node_lines(node: NodeInspection) -> Iterable[str]:
@@ -96,8 +97,18 @@ def _node_lines(node: NodeInspection) -> Iterable[str]:
         count = getattr(arena, f"{name}_bytes")
         yield f"  {name:<12}{count / _MIB:>10,.1f} MiB  {count / arena.size_bytes:>6.1%}"
     yield f"  {arena.payloads} payloads, {arena.leases} leases, {arena.holds} holds, {arena.reservations} reservations"
+    if node.directory is not None:
+        yield from _directory_lines(node.directory)
     for name, value in sorted(node.limits.items()):
         yield f"  {name:<28}{value:>18,.12g}"
+
+
+def _directory_lines(directory: DirectoryInspection) -> Iterable[str]:
+    state = "up" if directory.up else f"down: {directory.problem}"
+    yield f"directory {directory.kind}: {state}; {directory.orders} orders in force on all nodes"
+    for neighbour in directory.neighbours:
+        standing = "agrees" if neighbour.agrees else "behind"
+        yield f"  {neighbour.node_id:<28}{neighbour.address:<24}{standing if neighbour.reachable else 'unreachable'}"
 
 
 def _payload_lines(payloads: Iterable[PayloadInspection]) -> Iterable[str]:
