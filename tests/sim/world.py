@@ -135,8 +135,8 @@ class World:
         self.starts[host] = start
         try:
             await start.spawn(start.bridge.start())
-        except CatalogFileError as error:
-            self.trace(f"{start} refuses to start: {error}")
+        except CatalogFileError:
+            self.trace(f"{start} refuses to start")
             start.crash()
         except asyncio.CancelledError:
             start.crash()
