@@ -7,6 +7,18 @@ from kvbridge.core.errors import InvalidFieldError
 _SHOWN_MAX = 10**18
 """A message repeats smaller numbers; what is larger may have any number of digits."""
 
+UNIX_SECONDS_MAX = 253_402_300_799
+"""The end of the year 9999, behind which no calendar and no protobuf timestamp goes."""
+
+
+def require_unix_time(field: str, value: object) -> None:
+    """Refuse what is no time that can be told.
+
+    Raises:
+        InvalidFieldError: `value` is no number of seconds since 1970, or beyond the year 9999.
+    """
+    require_number(field, value, least=0, most=UNIX_SECONDS_MAX)
+
 
 def require_number(field: str, value: object, *, least: float, most: float) -> None:
     """Refuse what is not a number from `least` to `most`.

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kvbridge.core.bounds import require_unix_time
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import LimitExceededError
 from kvbridge.core.quarantine import Quarantine
@@ -81,6 +82,14 @@ class Order:
     """When, in seconds of that node's Unix time; decides nothing but when a revocation runs out."""
     content: OrderContent
     """What it says."""
+
+    def __post_init__(self) -> None:
+        """Refuse a time that could not be told to others.
+
+        Raises:
+            InvalidFieldError: naming `issued_at`.
+        """
+        require_unix_time("issued_at", self.issued_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

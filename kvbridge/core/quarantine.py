@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
+from kvbridge.core.bounds import require_unix_time
 from kvbridge.core.catalog.route import ModelPattern
 from kvbridge.core.catalog.texts import require_text
 from kvbridge.core.descriptor import PayloadReference, check_key
@@ -80,6 +81,7 @@ class Quarantine:
         """
         check_target(self.target)
         require_text("why", self.why, characters_max=WHY_CHARACTERS_MAX)
+        require_unix_time("since", self.since)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class KillSwitchFile:
             raise KillSwitchFileError(f"kill_switch_file: {error}") from error
         try:
             why, self.order_id = _decode(content)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
             raise KillSwitchFileError(
                 f"kill_switch_file: {self._path} does not hold a kill switch ({type(error).__name__}: {error}); "
                 "repair it, or remove it to start with the kill switch off"

@@ -55,7 +55,15 @@ class QuarantineFile:
             raise QuarantineFileError(f"quarantine_file: {self._path} is over {FILE_BYTES_MAX} bytes")
         try:
             return _decode(json.loads(content))
-        except (KeyError, TypeError, ValueError, AttributeError, InvalidFieldError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            InvalidFieldError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise QuarantineFileError(
                 f"quarantine_file: {self._path} does not hold quarantines ({type(error).__name__}: {error}); "
                 "repair it, or remove it to start without any"

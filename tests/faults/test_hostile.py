@@ -92,6 +92,7 @@ def test_calls_that_never_begin_lose_their_places() -> None:
         late = [why for code, why in map(refused, calls) if code is not grpc.StatusCode.RESOURCE_EXHAUSTED]
         assert len(late) >= 7
         assert all(why.startswith("request_seconds_max") for why in late)
+        wait_for(lambda: all(is_served(other) for _ in range(8)))
         assert_base(bridge)
 
 

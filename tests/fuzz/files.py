@@ -63,13 +63,13 @@ def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="kvb-fuzz-", dir=memory if memory.is_dir() else None))
 
 
-def _file(content: bytes) -> str:
+def scratch_file(content: bytes) -> str:
     path = _folder() / "file"
     path.write_bytes(content)
     return str(path)
 
 
-def _written(write: Callable[[str], object]) -> bytes:
+def written_file(write: Callable[[str], object]) -> bytes:
     path = _folder() / "written"
     write(str(path))
     return path.read_bytes()
@@ -88,7 +88,7 @@ def _catalog_files() -> Sequence[bytes]:
 
 
 def _run_quarantines(content: bytes) -> None:
-    file = QuarantineFile(_file(content))
+    file = QuarantineFile(scratch_file(content))
     try:
         quarantines = file.read()
     except QuarantineFileError:
@@ -107,11 +107,11 @@ def _quarantine_files() -> Sequence[bytes]:
         ("default", Quarantine(quarantine_id=f"q{number}", target=target, why="because", since=1_796_000_000.25))
         for number, target in enumerate(targets)
     ]
-    return [_written(lambda path: QuarantineFile(path).write(quarantines))]
+    return [written_file(lambda path: QuarantineFile(path).write(quarantines))]
 
 
 def _run_journal(content: bytes) -> None:
-    path = _file(content)
+    path = scratch_file(content)
     for selected in (None, Reason.PAYLOAD_EXPIRED, "handoff-1"):
         try:
             if isinstance(selected, Reason) or selected is None:
@@ -131,19 +131,19 @@ def _journals() -> Sequence[bytes]:
 def _run_fingerprint(content: bytes) -> None:
     """Read a fingerprint with the right digest below it, which no search would find."""
     try:
-        load_fingerprint(_file(content + xxhash.xxh3_128_digest(content)))
+        load_fingerprint(scratch_file(content + xxhash.xxh3_128_digest(content)))
     except FingerprintFileError:
         return
 
 
 def _fingerprints() -> Sequence[bytes]:
-    whole = _written(lambda path: save_fingerprint(Synthetic().fingerprint(), path))
+    whole = written_file(lambda path: save_fingerprint(Synthetic().fingerprint(), path))
     return [whole[:-16]]
 
 
 def _run_configuration(content: bytes) -> None:
     try:
-        load_config(_file(content), environment={})
+        load_config(scratch_file(content), environment={})
     except ConfigurationError:
         return
 

@@ -184,6 +184,13 @@ def _quarantines() -> list[Message]:
     ]
 
 
+def _pass_on(message: catalog_service_pb2.QuarantineRecord) -> Quarantine:
+    """Take a quarantine, which has to be such that it can be told again."""
+    quarantine = decode_quarantine(message)
+    decode_quarantine(encode_quarantine(quarantine))
+    return quarantine
+
+
 def _events() -> list[Message]:
     reference = PayloadReference(key="k", generation=1)
     events = [
@@ -419,7 +426,7 @@ MESSAGES: dict[str, Target] = {
     "page_token": Target(run=_run_page_token, seeds=_page_tokens),
     "payload": message_target(inspect_service_pb2.GetPayloadResponse, _decode_payload, seeds=_payloads),
     "peer_answer": message_target(peer_service_pb2.OpenPayloadResponse, _decode_answer, seeds=_peer_answers),
-    "quarantine": message_target(catalog_service_pb2.QuarantineRecord, decode_quarantine, seeds=_quarantines),
+    "quarantine": message_target(catalog_service_pb2.QuarantineRecord, _pass_on, seeds=_quarantines),
     "quarantine_target": message_target(
         catalog_service_pb2.QuarantineTarget,
         decode_target,

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbridge.core.bounds import require_count, require_number
+from kvbridge.core.catalog.route import ModelPattern
 from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.orders import KillSwitchOrder, Order
+from kvbridge.core.quarantine import Quarantine
 
 ABSURD = (None, True, "3", [3], 3j, math.nan, math.inf, -math.inf, 10**5000, -(10**5000))
 
@@ -44,3 +47,12 @@ def test_the_message_shows_what_came() -> None:
     """A number of ordinary length is repeated."""
     with pytest.raises(InvalidFieldError, match="field: must be from 1 to 5, got 7"):
         require_number("field", 7, least=1, most=5)
+
+
+@pytest.mark.parametrize("seconds", [-1, 2.0**63, float("inf"), float("nan"), 253_402_300_800])
+def test_a_time_that_cannot_be_told_is_refused(seconds: float) -> None:
+    """No quarantine and no order has a time that no message and no calendar holds."""
+    with pytest.raises(InvalidFieldError, match="since: must be from 0"):
+        Quarantine(quarantine_id="q", target=ModelPattern(name="m"), why="", since=seconds)
+    with pytest.raises(InvalidFieldError, match="issued_at: must be from 0"):
+        Order(order_id="o", origin="node-a", issued_at=seconds, content=KillSwitchOrder(why=""))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbridge.core.bounds import UNIX_SECONDS_MAX
 from kvbridge.core.catalog.route import ModelPattern
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.quarantine import AlignerPattern, Quarantine
@@ -27,7 +28,7 @@ quarantines = st.builds(
     quarantine_id=names,
     target=targets,
     why=st.one_of(st.just(""), names),
-    since=st.floats(min_value=0, max_value=1e12),
+    since=st.floats(min_value=0, max_value=UNIX_SECONDS_MAX),
 )
 entries = st.lists(st.tuples(names, quarantines), max_size=4, unique_by=lambda entry: entry[1].quarantine_id)
 
@@ -76,6 +77,17 @@ def test_what_no_node_wrote_is_refused(tmp_path: Path, content: Any) -> None:
     """With words that say what to do."""
     path = tmp_path / "q.json"
     path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(QuarantineFileError, match="repair it, or remove it"):
+        QuarantineFile(str(path)).read()
+
+
+@pytest.mark.parametrize(
+    "content", ['{"format":' * 5000, '{"format": 1, "quarantines": [{"since": 1' + "0" * 400 + "}]}"]
+)
+def test_what_python_cannot_hold_is_refused(tmp_path: Path, content: str) -> None:
+    """Neither nesting nor digits without end stop the start of a node in another way than by its own error."""
+    path = tmp_path / "q.json"
+    path.write_text(content, encoding="utf-8")
     with pytest.raises(QuarantineFileError, match="repair it, or remove it"):
         QuarantineFile(str(path)).read()
 
