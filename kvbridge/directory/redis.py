@@ -115,11 +115,11 @@ class RedisDirectory:
     async def locate(self, tenant: str, keys: Sequence[str]) -> Mapping[str, Sequence[Location]]:
         """Return where each key may be had; errors as for `Directory`."""
         if len(self._pending) + len(keys) > LOOKUPS_MAX:
-            raise DirectoryUnavailableError(f"more than {LOOKUPS_MAX} keys wait to be looked up")
+            return {}  # Nothing is wrong with the server, and waiting would not end in time.
         loop = asyncio.get_running_loop()
         futures = {key: loop.create_future() for key in keys}
         self._pending += [(self._names.location(tenant, key), future) for key, future in futures.items()]
-        if self._looking is None:
+        if self._looking is None or self._looking.done():
             self._looking = loop.create_task(self._look_up(), name="kvbridge-look-ups")
         answers = await asyncio.gather(*futures.values(), return_exceptions=True)
         failure = next((answer for answer in answers if isinstance(answer, BaseException)), None)
