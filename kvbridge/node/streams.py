@@ -12,7 +12,7 @@ from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.layout import SlotLayout
 from kvbridge.wire.chunks import cut
 
-_ROOM_BYTES = 1 << 20
+_ROOM_BYTES = 4 << 20
 _ROOM_VIEWS = 512
 """How much memory is offered at once."""
 

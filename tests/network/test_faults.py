@@ -93,6 +93,7 @@ def test_an_owner_that_is_killed(own_pair: Pair) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_an_owner_that_is_killed_again_and_again(own_pair: Pair) -> None:
     """Every time the caller has the owner's text before its deadline, and nothing is left of the transfer."""
     pair = own_pair
