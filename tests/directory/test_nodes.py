@@ -7,12 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvbridge.core.descriptor import PayloadReference
+from kvbridge.core.events import PayloadQuarantined
 from kvbridge.core.reasons import Reason
 from kvbridge.directory.redis_schema import Names
+from kvbridge.memory.slot_header import SlotState, read_header
 from tests import builders
 from tests.api import collect
 from tests.directory.cluster import ClusterNode, Load, model, payload, running_cluster, wait_until_met
 from tests.directory.servers import DirectoryServer, running_server
+from tests.events import quarantine, watching
 from tests.harness import wait_for
 from tests.network.nodes import foreign
 
@@ -145,6 +149,39 @@ def test_orders_reach_the_other_node(two: list[ClusterNode]) -> None:
     wait_for(owner.is_switched_off, TOLD_SECONDS)
     owner.switch(engaged=False)
     wait_for(lambda: not other.is_switched_off(), TOLD_SECONDS)
+
+
+def test_who_holds_a_replica_is_told(two: list[ClusterNode]) -> None:
+    """The owner knows which node was lent it, that node knows who has it, and the bytes are retired."""
+    owner, other = two
+    spec = builders.spec(key="held")
+    owner.client.publish(spec)
+    wait_for(lambda: other.is_cache(spec))
+    with watching(other.client) as stream:
+        part = other.client.acquire(spec)
+        header = other.client.slot(part.kv.location, writable=False)
+        report = quarantine(owner.client, payload("held"))
+        assert report.clients_total == 1
+        event = stream.next()
+        assert isinstance(event, PayloadQuarantined)
+        assert event.reference.key == "kvb://node-0/held@1"
+        assert event.held
+    other.client.release(part.kv.lease_token)
+    assert read_header(header).state is SlotState.RETIRED
+
+
+def test_a_derived_payload_elsewhere_is_refused(two: list[ClusterNode]) -> None:
+    """What was made of a replica on another node derives from the payload that is quarantined on its owner."""
+    owner, other = two
+    source = builders.spec(key="source")
+    owner.client.publish(source)
+    wait_for(lambda: other.is_cache(source))
+    made_of = (PayloadReference(key="kvb://node-0/source@1", generation=1),)
+    derived = builders.spec(key="derived", model=builders.model_tag(name="another"), derived_from=made_of)
+    other.client.publish(derived)
+    assert other.is_cache(derived)
+    owner.quarantine(payload("source"))
+    wait_for(lambda: other.reason(derived) is Reason.QUARANTINED, TOLD_SECONDS)
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
