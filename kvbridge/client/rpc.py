@@ -25,6 +25,9 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    # No compressed message is taken: a small one may inflate to any size before its size is looked at.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
 )
 

@@ -55,6 +55,9 @@ _HANG_UP_SECONDS = 120.0
 """How long a connection that is not used any more is kept for what may still be under way on it."""
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    # No compressed message is taken: a small one may inflate to any size before its size is looked at.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),

@@ -249,6 +249,7 @@ def _server_options(config: BridgeConfig) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", config.message_bytes_max),
         # A small message may inflate to any size before gRPC looks how large it is.
         ("grpc.compression_enabled_algorithms_bitset", _UNCOMPRESSED_ALONE),
+        ("grpc.per_message_decompression", 0),
         # Where the two differ, gRPC refuses what lies between them by chance.
         ("grpc.max_metadata_size", config.metadata_bytes_max),
         ("grpc.absolute_max_metadata_size", config.metadata_bytes_max),

@@ -29,13 +29,13 @@ SECONDS = 5.0
 class Owner:
     """Answers whatever it is told to, and remembers which leases came back."""
 
-    def __init__(self) -> None:
+    def __init__(self, compression: grpc.Compression = grpc.Compression.NoCompression) -> None:
         self.answer = b""
         self.stream: list[bytes] = []
         self.released: list[str] = []
         self.pinged = OWNER
         self.port = 0
-        self._server = aio.server()
+        self._server = aio.server(compression=compression)
 
     async def start(self) -> None:
         """Listen."""
@@ -217,3 +217,18 @@ async def test_a_cancelled_pull_leaves_nothing(owner: Owner, peer: GrpcPeer) -> 
     sink = Received(4)
     await peer.pull("token", sink, seconds_max=SECONDS)
     assert sink.content == b"abcd"
+
+
+async def test_a_compressed_answer_is_not_opened() -> None:
+    """An owner that compresses, which no node does, is none: what is small may inflate to any size."""
+    owner = Owner(grpc.Compression.Gzip)
+    await owner.start()
+    peer = GrpcPeer("owner", f"127.0.0.1:{owner.port}", client_name="node.test.0123456789")
+    try:
+        owner.answer = opened() * 1000
+        # Either gRPC notices first that it may not be, or the parser that it is no message.
+        with pytest.raises(OwnerUnreachableError, match=r"Compression|does not parse"):
+            await peer.open("default", REFERENCE, seconds_max=SECONDS)
+    finally:
+        await peer.close()
+        await owner.stop()
