@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from kvbridge.directory.addresses import target_of
@@ -13,6 +13,8 @@ from kvbridge.directory.port import MEMBERS_MAX, DirectoryUnavailableError, Memb
 from kvbridge.link.neighbour import Greeting, Neighbours
 from kvbridge.link.port import OwnerUnreachableError
 
+GREETED_AGAIN_MAX = 64
+"""Most nodes that are known at their addresses and asked each time who they are; with more, they take turns."""
 Resolve = Callable[[str, int], list[str]]
 """Returns the addresses of a name, each `HOST:PORT`; raises OSError."""
 
@@ -42,6 +44,7 @@ class DnsRoll:
         self._resolving: Future[list[str]] | None = None
         self._members: Mapping[str, Member] = {}
         self._called_at = float("-inf")
+        self._turn = 0
 
     def __repr__(self) -> str:
         """Show which name stands for whom."""
@@ -57,10 +60,12 @@ class DnsRoll:
         if time.monotonic() - self._called_at < self._seconds:
             return self._members
         targets = await self._addresses()
-        greeted = await asyncio.gather(*(self._greet(target) for target in targets))
         known = {member.target: member for member in self._members.values()}
+        asked = self._whom_to_greet(targets, known)
+        greeted = dict(zip(asked, await asyncio.gather(*map(self._greet, asked)), strict=True))
         members = {}
-        for target, greeting in zip(targets, greeted, strict=True):
+        for target in targets:
+            greeting = greeted.get(target)
             # One that does not answer at the moment is still who it was: its contact will find out.
             member = known.get(target) if greeting is None else _member(target, greeting)
             if member is not None and member.node_id != me.node_id:
@@ -72,6 +77,17 @@ class DnsRoll:
     async def close(self) -> None:
         """Stop."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _whom_to_greet(self, targets: Sequence[str], known: Container[str]) -> list[str]:
+        """Return those addresses at which nobody is known, and a share of the others: each greeting is a connection.
+
+        A node that is not where it was is found out by its contact, whatever the roll says.
+        """
+        new = [target for target in targets if target not in known]
+        again = [target for target in targets if target in known]
+        begin = self._turn % max(len(again), 1)
+        self._turn = begin + GREETED_AGAIN_MAX
+        return new + (again[begin:] + again[:begin])[:GREETED_AGAIN_MAX]
 
     async def _addresses(self) -> list[str]:
         if self._resolving is None:

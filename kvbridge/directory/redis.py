@@ -46,6 +46,8 @@ LOOKUPS_MAX = 4096
 """Most keys that wait to be looked up at once; more are not."""
 KEYS_PER_ROUND_TRIP_MAX = 512
 """Most keys that are looked up in one round trip."""
+MEMBERS_PER_BEAT = 32
+"""With more nodes than this, who is there is not read at each beat: all of them would read of all of them each time."""
 _ROUND_TRIPS_MAX = 2
 """Most round trips of one call."""
 
@@ -73,6 +75,8 @@ class RedisDirectory:
         self._pending: list[tuple[str, asyncio.Future[Sequence[Location]]]] = []
         self._looking: asyncio.Task[None] | None = None
         self._me: Member | None = None
+        self._members: Mapping[str, Member] = {}
+        self._beats_to_skip = 0
 
     def __repr__(self) -> str:
         """Show how much waits."""
@@ -160,12 +164,20 @@ class RedisDirectory:
         how = ("PX", self._ttl_milliseconds, "GET")
         _ = pipe.execute_command("SET", self._names.node(me.node_id), record, *how, get=True)
         _ = pipe.execute_command("SADD", self._names.nodes, me.node_id)
-        _ = pipe.execute_command("SSCAN", self._names.nodes, 0, "COUNT", MEMBERS_MAX)
-        before, _, (_, named) = await pipe.execute()
-        names = [name for name in map(decode_node_id, list(named)[:MEMBERS_MAX]) if name is not None]
-        return Beat(members=await self._members(names), is_forgetful=before != record)
+        if not self._beats_to_skip:
+            _ = pipe.execute_command("SSCAN", self._names.nodes, 0, "COUNT", MEMBERS_MAX)
+        before, _, *scanned = await pipe.execute()
+        if scanned:
+            [(_, named)] = scanned
+            names = [name for name in map(decode_node_id, list(named)[:MEMBERS_MAX]) if name is not None]
+            self._members = await self._read_members(names)
+        is_forgetful = before != record
+        self._beats_to_skip = (len(self._members) - 1) // MEMBERS_PER_BEAT if scanned else self._beats_to_skip - 1
+        if is_forgetful or not self._members:  # Others may be forgotten, too, or be new.
+            self._beats_to_skip = 0
+        return Beat(members=self._members, is_forgetful=is_forgetful)
 
-    async def _members(self, names: Sequence[str]) -> Mapping[str, Member]:
+    async def _read_members(self, names: Sequence[str]) -> Mapping[str, Member]:
         pipe = self._client.pipeline(transaction=False)
         for name in names:
             _ = pipe.execute_command("GETRANGE", self._names.node(name), 0, RECORD_BYTES_MAX)

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kvbridge.directory import Member
-from kvbridge.link.neighbour import Neighbours
+from kvbridge.link.neighbour import Neighbour, Neighbours
 from kvbridge.link.port import OwnerUnreachableError
 from kvbridge.node.orders import OrderKeeper
 
 _SECONDS_MAX = 1.0
 """How long another node may take to answer."""
-_TURNS_MAX = 3
-"""Most calls of one beat: what is learned from one may be news for the other."""
+_EXCHANGES_MAX = 2
+"""Most exchanges of one beat: what is learned by one may be news for the other."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,30 +75,38 @@ class Contact:
                     await self._woken.wait()
 
     async def beat(self) -> None:
-        """Call the other node, until both know the same or a beat has taken long enough."""
+        """Call the other node, until both know the same or a beat has taken long enough.
+
+        What it knew at the last beat says little: with news about, somebody else has probably told it. So it is asked
+        for a digest first, and all orders are sent only if that still differs.
+        """
         try:
-            for _ in range(_TURNS_MAX):
-                await self._speak()
+            await self._greet()
+            for _ in range(_EXCHANGES_MAX):
                 if self.agrees:
                     return
+                await self._exchange()
         except OwnerUnreachableError:
             self.is_reachable = False
             self._digest = None  # Whatever it knew, it may have been restarted.
 
-    async def _speak(self) -> None:
+    async def _greet(self) -> None:
+        greeting = await self._neighbour().greet(seconds_max=_SECONDS_MAX)
+        self.epoch = greeting.epoch
+        self._digest = greeting.orders_digest
+        self._hear(self.member.node_id, greeting.epoch)
+        self.is_reachable = True
+
+    async def _exchange(self) -> None:
+        news = await self._neighbour().exchange(self._orders.news(), seconds_max=_SECONDS_MAX)
+        self._digest = news.digest
+        self._orders.take(news)
+
+    def _neighbour(self) -> Neighbour:
         neighbour = self._neighbours.neighbour(self.member.node_id)
         if neighbour is None:
             raise OwnerUnreachableError(f"nobody knows where node {self.member.node_id!r} is")
-        if self.agrees or not self.epoch:
-            greeting = await neighbour.greet(seconds_max=_SECONDS_MAX)
-            self.epoch = greeting.epoch
-            self._digest = greeting.orders_digest
-            self._hear(self.member.node_id, greeting.epoch)
-        else:
-            news = await neighbour.exchange(self._orders.news(), seconds_max=_SECONDS_MAX)
-            self._digest = news.digest
-            self._orders.take(news)
-        self.is_reachable = True
+        return neighbour
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:

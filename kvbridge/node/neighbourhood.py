@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class Neighbourhood:
     async def start(self, me: Member) -> None:
         """Say that this node is `me`, and begin."""
         self._me = me
-        await self.directory.start(self.orders.hear)
+        await self.directory.start(self._told)
         self._task = asyncio.get_running_loop().create_task(self._live(me), name="kvbridge-directory")
         self._task.add_done_callback(_report_failure)
 
@@ -137,15 +138,30 @@ class Neighbourhood:
         return not (location.epoch and member.epoch) or location.epoch == member.epoch
 
     def _ordered(self, order: Order | None, ended: tuple[str, ...]) -> None:
+        """Tell of news: all others at once if it was made here, and a few if it was learned, as its origin tells all.
+
+        Were all to tell all of what they learn, each order would cost calls by the square of the nodes. Whoever is
+        missed differs from those whom it calls next, and hears of it within a heartbeat.
+        """
+        is_learned = self.orders.is_learning
         if self.directory.keeps_keys:
             if order is not None:
                 self._unpublished[order.order_id] = order
             for order_id in ended:
                 self._unpublished.pop(order_id, None)
                 self._ended[order_id] = None
-            self._woken.set()
-        for contact in self.contacts.values():
+            if not is_learned:  # What was learned waits for the next beat: the directory may tell of it itself.
+                self._woken.set()
+        contacts = list(self.contacts.values())
+        if is_learned and len(contacts) > CONTACTS_PER_BEAT:
+            contacts = random.sample(contacts, CONTACTS_PER_BEAT)
+        for contact in contacts:
             contact.wake()
+
+    def _told(self, order: Order) -> None:
+        """Take an order from the directory, which then need not be told of it."""
+        self.orders.hear(order)
+        self._unpublished.pop(order.order_id, None)
 
     async def _live(self, me: Member) -> None:
         while True:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from kvbridge.core.descriptor import PayloadReference
@@ -61,6 +62,8 @@ class OrderKeeper:
         self._revoked: dict[tuple[str, str, int], Order] = {}
         self.on_ended: Callable[[str, PayloadEnded], None] = lambda _, __: None
         self._listeners: list[Callable[[Order | None, tuple[str, ...]], None]] = []
+        self.is_learning = False
+        """Whether what listeners are being told was learned from others, who tell of it, too."""
         quarantines.listener = self
         catalog.on_kill_switch = self.switched
 
@@ -103,12 +106,17 @@ class OrderKeeper:
 
     def take(self, news: OrderNews) -> None:
         """Join what another node knows to what this one does."""
-        self._lift(news.lifted)
+        with self._learning():
+            self._lift(news.lifted)
         for order in news.orders:
             self.hear(order)
 
     def hear(self, order: Order) -> None:
         """Take an order, whoever tells of it."""
+        with self._learning():
+            self._hear(order)
+
+    def _hear(self, order: Order) -> None:
         if order.order_id in self._book:
             return
         if self._book.was_lifted(order.order_id):
@@ -183,6 +191,14 @@ class OrderKeeper:
         return order_id
 
     # Inside
+
+    @contextmanager
+    def _learning(self) -> Iterator[None]:
+        self.is_learning = True
+        try:
+            yield
+        finally:
+            self.is_learning = False
 
     def _give(self, content: OrderContent, *, order_id: str = "", issued_at: float | None = None) -> str:
         now = self._clock()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from kvbridge.directory import DirectoryUnavailableError, Member
-from kvbridge.directory.dns import DnsRoll, addresses_of
+from kvbridge.directory.dns import GREETED_AGAIN_MAX, DnsRoll, addresses_of
 from kvbridge.link.neighbour import Greeting, Neighbour
 from kvbridge.link.port import OwnerUnreachableError
 
@@ -22,6 +22,7 @@ class Network:
         self.names = {f"{host.replace('_', '.')}:7411": name for host, name in names.items()}
         self.addresses = list(self.names)
         self.asked = 0
+        self.greeted: list[str] = []
 
     def resolve(self, host: str, port: int) -> list[str]:
         assert (host, port) == ("nodes", 7411)
@@ -39,6 +40,7 @@ class Network:
 
     async def greet_at(self, target: str, *, seconds_max: float) -> Greeting:
         del seconds_max
+        self.greeted.append(target)
         if target not in self.names:
             raise OwnerUnreachableError("nobody is there")
         return Greeting(node_id=self.names[target], epoch=7, draining=False, orders_digest=b"")
@@ -65,6 +67,20 @@ async def test_a_node_that_does_not_answer_for_a_moment_stays_and_one_that_is_go
     assert set(await nodes.call(ME)) == {"a", "b"}
     network.addresses = ["b1:7411"]
     assert set(await nodes.call(ME)) == {"b"}
+
+
+async def test_of_many_known_nodes_some_are_asked_each_time_and_all_in_turn() -> None:
+    """Each greeting is a connection, and all nodes greet all others."""
+    names = {f"a{number}": f"n{number}" for number in range(2 * GREETED_AGAIN_MAX - 1)}
+    network = Network(**names, m1="me")
+    nodes = roll(network)
+    called = await nodes.call(ME)
+    assert set(called) == set(names.values())
+    first, network.greeted = set(network.greeted), []
+    assert await nodes.call(ME) == called
+    assert len(network.greeted) == GREETED_AGAIN_MAX + 1  # Whoever answers at one's own address is always new.
+    await nodes.call(ME)
+    assert set(network.greeted) == first
 
 
 async def test_an_address_that_another_node_has_now_is_that_node() -> None:

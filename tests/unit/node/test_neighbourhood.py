@@ -27,6 +27,7 @@ from tests import builders
 CLIENT = Client(client_id="somebody-by-value", tenant="default", attached=False)
 TIMEOUT_SECONDS = 0.1
 SECONDS_MAX = 10.0
+MANY = 10
 
 
 class Wires:
@@ -36,6 +37,7 @@ class Wires:
         self.hub = MemoryHub(ttl_seconds=5.0, clock=time.monotonic)
         self.bridges: dict[str, Bridge] = {}
         self.cut: set[str] = set()
+        self.exchanges = 0
 
     def node(self, name: str) -> Bridge:
         """Return the bridge of this name, if it can be reached."""
@@ -63,6 +65,7 @@ class WiredNeighbour:
 
     async def exchange(self, news: OrderNews, *, seconds_max: float) -> OrderNews:
         del seconds_max
+        self._wires.exchanges += 1
         return self._wires.node(self._name).cluster.exchange(news)
 
 
@@ -230,6 +233,41 @@ async def test_what_was_ordered_while_nobody_could_be_reached_arrives_when_someb
         await until(lambda: second.catalog.kill_switch_reason() == "cut off")
         await until(lambda: not second.containment.quarantines.in_force(CLIENT))
         await until(lambda: set(wires.hub.orders) == {order.order_id for order in first.cluster.orders.in_force()})
+
+
+async def test_an_order_is_told_to_the_directory_once() -> None:
+    """Whoever learns of it from there does not tell it again: each would have to hear it from each."""
+    async with running(*map("n{}".format, range(MANY))) as wires:
+        told: list[str] = []
+        wires.hub.listen(lambda order: told.append(order.order_id))
+        report = await impose(wires.bridges["n0"])
+        await until(lambda: all(report in names(bridge) for bridge in wires.bridges.values()))
+        await publish(wires.bridges["n1"], "a beat later")
+        await found_by_hub(wires, "a beat later")
+        assert told == [report]
+
+
+async def test_an_order_does_not_cost_an_exchange_of_all_orders_between_all_nodes() -> None:
+    """Its origin tells each of the others; these find that they agree without telling each other everything."""
+    async with running(*map("n{}".format, range(MANY))) as wires:
+        wires.hub.behaviour.is_gone = True
+        await until(lambda: not any(map(is_up, wires.bridges.values())))
+        before = wires.exchanges
+        report = await impose(wires.bridges["n0"])
+        await until(lambda: all(report in names(bridge) for bridge in wires.bridges.values()))
+        await until(lambda: all(_has_met(bridge, MANY - 1) for bridge in wires.bridges.values()))
+        assert MANY // 2 <= wires.exchanges - before <= 3 * MANY < MANY * (MANY - 1)
+
+
+async def impose(bridge: Bridge) -> str:
+    """Quarantine something and return the order's name."""
+    keeper = bridge.containment.quarantines
+    return (await keeper.quarantine(CLIENT, ModelPattern(name="bad"), why="", dry_run=False)).quarantine_id
+
+
+def names(bridge: Bridge) -> set[str]:
+    """Return the names of the orders that a bridge knows of."""
+    return {order.order_id for order in bridge.cluster.orders.in_force()}
 
 
 async def test_a_directory_cannot_lift_an_order() -> None:
