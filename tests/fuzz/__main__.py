@@ -174,7 +174,7 @@ def _fuzz_by_atheris(plan: Plan) -> int:
     """Let libFuzzer end a fork of this process, and look at what it leaves."""
     with tempfile.TemporaryDirectory() as found:
         flags = [
-            f"-max_total_time={max(int(plan.seconds), 1)}",
+            f"-max_total_time={max(int(plan.seconds) - 1, 1)}",  # It ends in the second behind that.
             f"-max_len={engine.INPUT_BYTES_MAX}",
             f"-timeout={TIMEOUT_SECONDS}",
             f"-artifact_prefix={plan.findings}/",  # For what libFuzzer finds itself: inputs that take too long.
