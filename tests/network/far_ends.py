@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from kvbridge.link.grpc_peer import GrpcPeer
@@ -13,7 +15,7 @@ from kvbridge.link.memory import CAPABILITIES, Behaviour, MemoryPayload, MemoryP
 from kvbridge.link.port import Peer
 from tests.network.box import Box
 from tests.network.proxy import Network, Proxy, free_port
-from tests.network.sender import NODE, OWN_PORT, SenderProcess, content
+from tests.network.sender import NODE, OWN_PORT, SenderProcess, content, make_secret, security
 from tests.unit.node.nodes import payload
 
 SLOW_BYTES_PER_SECOND = 4e6
@@ -25,6 +27,8 @@ class FarEnd(Protocol):
 
     name: str
     """The kind of link."""
+    way: str
+    """The way that bytes take by it."""
 
     async def connect(self) -> Peer:
         """Return the node as a peer that knows which way bytes are to take."""
@@ -69,14 +73,18 @@ class ProcessEnd:
     def __init__(self, name: str) -> None:
         """Start it; bytes take the way `name`."""
         self.name = name
+        self.way = "tcp" if name == "tls" else name
         self._calls, self._bulk = Proxy(), Proxy(free_port())
-        self._network = Network(self._calls, self._bulk) if name == "tcp" else Network(self._calls)
+        self._network = Network(self._calls) if name == "grpc" else Network(self._calls, self._bulk)
+        self._folder = tempfile.TemporaryDirectory(prefix="kvb-")
+        self._secret = make_secret(Path(self._folder.name)) if name == "tls" else ""
         self._process: SenderProcess
         self.start_again()
 
     async def connect(self) -> Peer:
         """Return the sender as a peer."""
-        peer = GrpcPeer(NODE, f"127.0.0.1:{self._calls.port}", client_name="node.test.0123456789abcdef")
+        target = f"127.0.0.1:{self._calls.port}"
+        peer = GrpcPeer(NODE, target, client_name="node.test.0123456789abcdef", security=security(self._secret))
         await peer.ping(seconds_max=30.0)
         return peer
 
@@ -118,12 +126,12 @@ class ProcessEnd:
 
     def start_again(self) -> None:
         """Start a process behind the same proxies."""
-        self._process = SenderProcess(self._bulk.port if self.name == "tcp" else 0)
+        self._process = SenderProcess(0 if self.name == "grpc" else self._bulk.port, self._secret)
         self._calls.target_port, self._bulk.target_port = self._process.port, self._process.bulk_port
 
     async def pull_both_ways(self, count: int, times: int) -> list[str]:
         """Let two processes pull from each other."""
-        with SenderProcess(OWN_PORT if self.name == "tcp" else 0) as other:
+        with SenderProcess(0 if self.name == "grpc" else OWN_PORT, self._secret) as other:
             other.tell(f"pull {self._calls.port} {count} {times}")
             self._process.tell(f"pull {other.port} {count} {times}")
             answers = await asyncio.gather(*(asyncio.to_thread(end.answer) for end in (other, self._process)))
@@ -134,12 +142,13 @@ class ProcessEnd:
         self._process.kill()
         self._calls.close()
         self._bulk.close()
+        self._folder.cleanup()
 
 
 class MemoryEnd:
     """A node in this process' memory; a `FarEnd`."""
 
-    name = CAPABILITIES.name
+    name = way = CAPABILITIES.name
 
     def __init__(self) -> None:
         """Behave well."""

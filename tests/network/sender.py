@@ -11,11 +11,13 @@ import asyncio
 import json
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Self
 
 import grpc
@@ -25,14 +27,18 @@ from grpc import aio
 from kvbridge.core.errors import BridgeError, InvalidFieldError
 from kvbridge.link import tcp
 from kvbridge.link.grpc_peer import GrpcPeer
+from kvbridge.link.secured import SecuredConnection, secured
+from kvbridge.link.security import UNSECURED, PeerSecurity, Unsecured
 from kvbridge.v1 import handoff_service_pb2 as handoff_pb
 from kvbridge.v1 import peer_service_pb2 as pb
 from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, encode_chunk
+from tests.certificates import Authority
 from tests.network.box import Box
 
 NODE = "sender"
 OWN_PORT = -1
 """Stands for the port for bytes that a sender finds for itself."""
+CA_NAME, CERTIFICATE_NAME, KEY_NAME = "ca.pem", "certificate.pem", "key.pem"
 CHUNK_BYTES = 65_537
 """Size of a chunk; it fits no page and no power of two."""
 ODD_BYTES = 1_000_003
@@ -68,9 +74,13 @@ class Pieces:
 class Server:
     """Serves bytes by gRPC and, if it is told of a port for that, by plain TCP."""
 
-    def __init__(self, bulk_port_told: int) -> None:
-        """Tell others of that port for bytes: 0 for none, `OWN_PORT` for the one that is listened on."""
+    def __init__(self, bulk_port_told: int, secret: str = "") -> None:
+        """Tell others of that port for bytes: 0 for none, `OWN_PORT` for the one that is listened on.
+
+        It is secured by the certificate in the folder `secret`, if there is one.
+        """
         self._told = bulk_port_told
+        self._context = server_context(secret) if secret else None
         self._server = aio.server()
         self._bulk: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,6 +108,10 @@ class Server:
             self._begin(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError):
+            await self._send(connection if self._context is None else await secured(connection, self._context))
+
+    async def _send(self, connection: socket.socket | SecuredConnection) -> None:
         with connection, suppress(OSError, BridgeError, ValueError):
             token = (await tcp.read_request(connection)).lease_token
             count = int(token)
@@ -124,9 +138,9 @@ class Server:
 class SenderProcess:
     """A sender in a process of its own, which can be frozen and killed."""
 
-    def __init__(self, bulk_port_told: int) -> None:
-        """Start it; the port that it tells others of is as for `Server`."""
-        command = [sys.executable, "-m", "tests.network.sender", str(bulk_port_told)]
+    def __init__(self, bulk_port_told: int, secret: str = "") -> None:
+        """Start it; the port that it tells others of, and the folder of its certificate, are as for `Server`."""
+        command = [sys.executable, "-m", "tests.network.sender", str(bulk_port_told), secret]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         ports = self.answer()
         self.port, self.bulk_port = ports["port"], ports["bulk_port"]
@@ -161,9 +175,44 @@ class SenderProcess:
         return answer
 
 
-async def pull_all(port: int, count: int) -> str:
+class OnlyBytesSecured(Unsecured):
+    """Calls that are not secured, and bytes that are, by the authority in a folder; a `PeerSecurity`."""
+
+    def __init__(self, secret: str) -> None:
+        """Trust that authority."""
+        self._context = ssl.create_default_context(cafile=str(Path(secret, CA_NAME)))
+
+    def context(self) -> ssl.SSLContext:  # type: ignore[override] # where the other has none
+        """Return what secures connections for bytes."""
+        return self._context
+
+
+def server_context(secret: str) -> ssl.SSLContext:
+    """Return what secures the far end."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(Path(secret, CERTIFICATE_NAME), Path(secret, KEY_NAME))
+    return context
+
+
+def make_secret(folder: Path) -> str:
+    """Write a certificate for the loopback, its key and its authority into a folder, and return its path."""
+    authority = Authority()
+    issued = authority.issue("127.0.0.1", "localhost")
+    files = {CA_NAME: authority.certificate, CERTIFICATE_NAME: issued.certificate, KEY_NAME: issued.key}
+    for name, pem in files.items():
+        Path(folder, name).write_bytes(pem)
+    return str(folder)
+
+
+def security(secret: str) -> PeerSecurity:
+    """Return how a sender with this certificate is reached."""
+    return OnlyBytesSecured(secret) if secret else UNSECURED
+
+
+async def pull_all(port: int, count: int, secret: str) -> str:
     """Pull so many bytes from the sender at `port` and return which way they took, if they are right."""
-    peer = GrpcPeer(NODE, f"127.0.0.1:{port}", client_name="node.sender.0123456789abcdef")
+    target = f"127.0.0.1:{port}"
+    peer = GrpcPeer(NODE, target, client_name="node.sender.0123456789abcdef", security=security(secret))
     try:
         await peer.ping(seconds_max=SECONDS_MAX)
         box = Box(count)
@@ -175,14 +224,14 @@ async def pull_all(port: int, count: int) -> str:
     return way.name
 
 
-async def main(bulk_port_told: int) -> None:
+async def main(bulk_port_told: int, secret: str) -> None:
     """Serve, and obey, until the input ends."""
-    server = Server(bulk_port_told)
+    server = Server(bulk_port_told, secret)
     await server.start()
     _say({"port": server.port, "bulk_port": server.bulk_port})
     while line := await asyncio.to_thread(sys.stdin.readline):
         port, count, times = map(int, line.split()[1:])
-        _say({"ways": await asyncio.gather(*(pull_all(port, count) for _ in range(times)))})
+        _say({"ways": await asyncio.gather(*(pull_all(port, count, secret) for _ in range(times)))})
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -191,4 +240,4 @@ def _say(answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2]))

@@ -13,7 +13,7 @@ from tests.network.box import Box
 from tests.network.far_ends import FarEnd, far_end
 from tests.network.sender import CHUNK_BYTES, content
 
-LINKS = ("grpc", "tcp", "memory")
+LINKS = ("grpc", "tcp", "tls", "memory")
 MIB = 1 << 20
 SECONDS_MAX = 60.0
 LARGE_BYTES = 8 * MIB + 13
@@ -45,12 +45,12 @@ async def connected(end: FarEnd) -> AsyncIterator[Peer]:
     await peer.close()
 
 
-async def pulled(end: FarEnd, peer: Peer, count: int) -> None:
-    """Pull so many bytes, which must be right and have come the way that this link is for."""
+async def pulled(end: FarEnd, peer: Peer, count: int, *, other_way: str = "") -> None:
+    """Pull so many bytes, which must be right and have come the way that this link is for, or the other one."""
     box = Box(count)
     way = await peer.pull(end.lease(count), box, seconds_max=SECONDS_MAX)
     box.shut()
-    assert way.name == end.name
+    assert way.name in {end.way, other_way}
     assert box.holds(content(count))
 
 
@@ -75,7 +75,7 @@ async def begun(end: FarEnd, peer: Peer, *, seconds_max: float = SECONDS_MAX) ->
 
 async def test_a_link_says_what_it_can_do(end: FarEnd, peer: Peer) -> None:
     """Nodes rely on it that a pull can be given up at any moment, and show people which way bytes took."""
-    assert peer.capabilities.name == end.name
+    assert peer.capabilities.name == end.way
     assert peer.capabilities.abortable
 
 
@@ -93,12 +93,14 @@ async def test_a_gibibyte(end: FarEnd, peer: Peer) -> None:
 
 async def test_many_at_once(end: FarEnd, peer: Peer) -> None:
     """64 pulls over one peer, of different lengths, do not mix."""
-    await asyncio.gather(*(pulled(end, peer, MIB + number) for number in range(64)))
+    # So many handshakes at once may take longer than is waited for; bytes then come with the calls.
+    other_way = "grpc" if end.name == "tls" else ""
+    await asyncio.gather(*(pulled(end, peer, MIB + number, other_way=other_way) for number in range(64)))
 
 
 async def test_both_directions_at_once(end: FarEnd) -> None:
     """Two nodes that pull from each other at once both have what they want."""
-    assert await end.pull_both_ways(4 * MIB + 7, 4) == [end.name] * 8
+    assert await end.pull_both_ways(4 * MIB + 7, 4) == [end.way] * 8
 
 
 @pytest.mark.parametrize("position", [100, LARGE_BYTES // 2])
@@ -108,6 +110,7 @@ async def test_a_stream_that_ends_early(end: FarEnd, peer: Peer, position: int) 
     box = Box(LARGE_BYTES)
     await failed(asyncio.ensure_future(peer.pull(end.lease(LARGE_BYTES), box, seconds_max=SECONDS_MAX)), box)
     end.behave()
+    await peer.ping(seconds_max=SECONDS_MAX)  # What broke off in a handshake is not tried again before that.
     await pulled(end, peer, MIB)
     assert not box.touched_late
 
@@ -156,7 +159,7 @@ async def test_a_corrupt_chunk(end: FarEnd, peer: Peer) -> None:
     try:
         await peer.pull(end.lease(LARGE_BYTES), box, seconds_max=SECONDS_MAX)
     except TransferFailedError:
-        assert end.name == "grpc"  # It frames its messages, and one byte in a million is in a frame.
+        assert end.name in {"grpc", "tls"}  # One frames its messages, the other proves them.
     assert not box.holds(content(LARGE_BYTES))
     end.behave()
     await pulled(end, peer, MIB)
