@@ -63,7 +63,7 @@ class PeerServicer(PeerServiceServicer):
             owner = self._owner()
             if isinstance(answer, Refused):
                 return pb.OpenPayloadResponse(closed=_encode_refused(answer), owner=owner)
-            return pb.OpenPayloadResponse(opened=_encode_lent(answer), owner=owner)
+            return pb.OpenPayloadResponse(opened=encode_lent(answer), owner=owner)
 
         return await self._answers.once(client.client_id, request.request_id, request, work)
 
@@ -119,7 +119,7 @@ def _encode_owned(owned: Owned) -> pb.LocatedPayload:
     )
 
 
-def _encode_lent(lent: Lent) -> pb.OpenedPayload:
+def encode_lent(lent: Lent) -> pb.OpenedPayload:
     return pb.OpenedPayload(
         lease_token=lent.grant.token,
         time_to_live=encode_duration(lent.grant.ttl_seconds),
