@@ -360,7 +360,7 @@ class SimulatedClient:
             await start.reach(Failpoint.ACQUIRE_ANSWERED)
             return answer
 
-        if self.chance.random() < _DIES_WAITING_SHARE * (1 + self.world.rough):
+        if self.chance.random() < _DIES_WAITING_SHARE * (1 + 3 * self.world.rough):
             self.world.loop.call_later(self.chance.choice((0.01, 0.1, 0.4)), self.crash)
         self._take(start, parts, await self._asked(start, acquire))
         if self.chance.random() < 0.7:
