@@ -88,9 +88,10 @@ def test_a_consumer_hears_that_what_it_holds_is_contaminated(either: Bridge) -> 
         quarantine(either, "held")
         event = listener.next()
         assert isinstance(event, PayloadQuarantined)
-        assert (event.reference.key, event.handoff_ids, event.held) == ("held", (handoff.handoff_id,), True)
+        assert (event.reference.key, event.handoff_ids) == ("held", (handoff.handoff_id,))
         assert event.detail == "the payload is quarantined"
-        if not either.by_value:  # A copy stays what it was; only its holder knows what to do about it.
+        if not either.by_value:  # A copy stays what it was, and its lease goes back as soon as there is one.
+            assert event.held
             assert not handoff.still_valid()
     again = contents.acquire(either, "held")
     assert (again.reason, again.text) == (Reason.QUARANTINED, "text of held")
