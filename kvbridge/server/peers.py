@@ -120,6 +120,7 @@ def _encode_owned(owned: Owned) -> pb.LocatedPayload:
 
 
 def encode_lent(lent: Lent) -> pb.OpenedPayload:
+    """Return what another node is lent as a message."""
     return pb.OpenedPayload(
         lease_token=lent.grant.token,
         time_to_live=encode_duration(lent.grant.ttl_seconds),
