@@ -1,106 +1,17 @@
-"""The node's configuration: one frozen dataclass, filled from a TOML file, then `KVBRIDGE_*` variables, then flags."""
+"""Every setting of a node, in one frozen dataclass."""
 
 from __future__ import annotations
 
-import ast
-import inspect
-import os
-import re
 import socket
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, fields
 
-from kvbridge.core.descriptor import DURATION_SECONDS_MAX
-from kvbridge.core.errors import BridgeError
+from kvbridge.config.addresses import default_socket_path, descriptor_socket_path, is_loopback
+from kvbridge.config.checks import check
+from kvbridge.config.errors import ConfigurationError
 from kvbridge.core.handoff_reference import is_node_id
 
-ENVIRONMENT_PREFIX = "KVBRIDGE_"
-SOCKET_NAME = "bridge.sock"
-DESCRIPTOR_SOCKET_NAME = "descriptors.sock"
-PORT_MAX = 65_535
-INTEGER_MAX = (1 << 31) - 1
-"""Greatest count: what gRPC takes."""
-CHUNK_BYTES_MAX = 32 << 20
-"""Largest chunk: clients take messages of twice that."""
-JOURNAL_FILES_MAX = 1000
-"""Most files of one journal: a rotation renames every one of them."""
 _GIB = 1 << 30
-_ARENA_BYTES_MAX = 1 << 50
-_MAXIMA = {
-    "arena_bytes": _ARENA_BYTES_MAX,
-    "tombstone_bytes_max": _ARENA_BYTES_MAX,
-    "prefetch_bytes_max": _ARENA_BYTES_MAX,
-    "journal_file_bytes_max": _ARENA_BYTES_MAX,
-    "journal_files_max": JOURNAL_FILES_MAX,
-    "answer_bytes_remembered_max": _ARENA_BYTES_MAX,
-    "text_store_bytes_max": _ARENA_BYTES_MAX,
-    "chunk_bytes": CHUNK_BYTES_MAX,
-    "bulk_port_told": PORT_MAX,
-}
-"""Settings with a greatest value of their own."""
-_MAY_BE_ZERO = frozenset({"bulk_port_told", "probe_sample_tokens"})
-"""Counts that mean something when they are 0."""
-_POSITIVE = frozenset(
-    {
-        "lease_ttl_seconds",
-        "reservation_ttl_seconds",
-        "upload_seconds_max",
-        "download_seconds_max",
-        "request_seconds_max",
-        "access_poll_seconds",
-        "catalog_poll_seconds",
-        "tls_poll_seconds",
-    }
-)
-"""Durations that nothing could be done within if they were 0."""
-_POSITIVE_SECONDS_MIN = 0.001
-_WATERMARK_MIN = 0.01
-"""Least share of an arena: with none at all nothing could be stored."""
-_DIRECTORY_DURATIONS = (
-    "directory_ttl_seconds",
-    "directory_key_ttl_seconds",
-    "directory_timeout_seconds",
-    "heartbeat_seconds",
-)
-_ROOT_UID = 0
-_SOCKET_MODE = re.compile(r"0?6[0-7][0-7]")
-"""Modes under which the node's own user can open a socket."""
 _OTHERS_MODE = 0o077
-_LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
-PEER_TLS_NAMES = ("host", "node")
-"""What other nodes' certificates may have to name."""
-
-
-class ConfigurationError(BridgeError):
-    """A setting is unknown, of the wrong type or out of its range."""
-
-
-def default_socket_path() -> str:
-    """Return where node and clients on one host meet unless told otherwise.
-
-    `KVBRIDGE_SOCKET` if set; else `/run/kvbridge/bridge.sock` for root; else the user's runtime directory.
-    """
-    told = os.environ.get(ENVIRONMENT_PREFIX + "SOCKET")
-    if told:
-        return told
-    if os.getuid() == _ROOT_UID:
-        return f"/run/kvbridge/{SOCKET_NAME}"
-    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/kvbridge-{os.getuid()}"  # noqa: S108 - the node makes it with mode 0700
-    return str(Path(runtime, "kvbridge", SOCKET_NAME))
-
-
-def is_loopback(address: str) -> bool:
-    """Tell whether HOST:PORT is this host for itself alone."""
-    return address.rpartition(":")[0].strip("[]") in _LOOPBACK_HOSTS
-
-
-def descriptor_socket_path(socket_path: str) -> str:
-    """Return the path of the descriptor socket that belongs to the gRPC socket at `socket_path`."""
-    return str(Path(socket_path).with_name(DESCRIPTOR_SOCKET_NAME))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,24 +206,12 @@ class BridgeConfig:
     """How long a stopping node waits for its leases to come home."""
 
     def __post_init__(self) -> None:
-        """Check every range.
+        """Check every setting.
 
         Raises:
             ConfigurationError: naming the setting.
         """
-        for setting in fields(self):
-            self._check(setting.name)
-        if not self.socket:
-            raise ConfigurationError("socket: must name a path")
-        if not is_node_id(self.node_id):
-            raise ConfigurationError(f"node_id: must be what a host may be called, got {self.node_id!r}")
-        self._check_socket_mode()
-        self._check_tls()
-        self._check_peers()
-        self._check_directory()
-        for name in ("listen", "metrics_listen", "bulk_listen"):
-            if getattr(self, name):
-                self._check_listen(name, getattr(self, name))
+        check(self)
 
     def peer_targets(self) -> dict[str, str]:
         """Return the address of each other node by its name.
@@ -337,56 +236,6 @@ class BridgeConfig:
         """Tell whether another node may be called at an address that a directory has told."""
         return self.pulls_by_tls or self.insecure or is_loopback(target)
 
-    def _check_directory(self) -> None:
-        kind, _, rest = self.directory_in_force.partition(":")
-        is_server = kind in {"redis", "rediss"}
-        if not (is_server or kind == "dns" or self.directory_in_force in {"none", "static", "memory"}):
-            raise ConfigurationError(
-                "directory: must be none, static, memory, dns:HOST:PORT, redis://HOST:PORT/DB or rediss://..."
-            )
-        for name in _DIRECTORY_DURATIONS:
-            self._check_range(name, getattr(self, name), _POSITIVE_SECONDS_MIN, DURATION_SECONDS_MAX)
-        if kind == "dns":
-            self._check_address("directory", rest)
-            if self.pulls_by_tls and self.peer_tls_name == "node":
-                raise ConfigurationError("peer_tls_name: must be host with dns, which knows no names of nodes")
-        if self.advertise:
-            self._check_address("advertise", self.advertise)
-        elif is_server and self.listen.rpartition(":")[0].strip("[]") in {"0.0.0.0", "::"}:  # noqa: S104 - it is refused
-            raise ConfigurationError("advertise: is required where listen names no address that other nodes can call")
-
-    def _check_address(self, name: str, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
-            raise ConfigurationError(f"{name}: must be HOST:PORT with a port of at most {PORT_MAX}, got {address!r}")
-
-    def _check_listen(self, name: str, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        # grpc takes a larger port modulo 65536 and says nothing.
-        if not host or not port.isdecimal() or int(port) > PORT_MAX:
-            raise ConfigurationError(f"{name}: must be HOST:PORT with a port of at most {PORT_MAX}, got {address!r}")
-        if self.insecure or is_loopback(address):
-            return
-        if not self.tls_certificate:
-            raise ConfigurationError(
-                f"{name}: {address!r} is not a loopback address; give tls_certificate and tls_key, "
-                "or set insecure to allow it without encryption"
-            )
-        if not self.access:
-            raise ConfigurationError(
-                f"{name}: {address!r} is not a loopback address; give access, the file that says who may call, "
-                "or set insecure to let everybody"
-            )
-
-    def _check_socket_mode(self) -> None:
-        if not _SOCKET_MODE.fullmatch(self.socket_mode):
-            raise ConfigurationError(f"socket_mode: must be octal digits such as 0660, got {self.socket_mode!r}")
-        if not self.socket_is_private and not self.access and not self.insecure:
-            raise ConfigurationError(
-                "socket_mode: lets other users in; give access, the file that says who may call, "
-                "or set insecure to let everybody"
-            )
-
     @property
     def socket_mode_bits(self) -> int:
         """Return the mode of both sockets."""
@@ -397,44 +246,10 @@ class BridgeConfig:
         """Tell whether nobody but the node's own user can open the sockets."""
         return not self.socket_mode_bits & _OTHERS_MODE
 
-    def _check_tls(self) -> None:
-        for certificate, key in (("tls_certificate", "tls_key"), ("peer_tls_certificate", "peer_tls_key")):
-            if bool(getattr(self, certificate)) != bool(getattr(self, key)):
-                raise ConfigurationError(f"{certificate}: is of use together with {key} alone")
-        if self.tls_client_ca and not self.tls_certificate:
-            raise ConfigurationError("tls_client_ca: is of use together with tls_certificate alone")
-        if self.peer_tls_certificate and not self.pulls_by_tls:
-            raise ConfigurationError("peer_tls_certificate: is of use together with peer_tls_ca alone")
-        if self.peer_tls_name not in PEER_TLS_NAMES:
-            raise ConfigurationError(f"peer_tls_name: must be one of {', '.join(PEER_TLS_NAMES)}")
-
-    def _check_peers(self) -> None:
-        for node_id, target in self.peer_targets().items():
-            if not (self.pulls_by_tls or self.insecure or is_loopback(target)):
-                raise ConfigurationError(
-                    f"peers: {node_id}={target} is not on the loopback; give peer_tls_ca, "
-                    "or set insecure to pull from there without encryption"
-                )
-
     @property
     def pulls_by_tls(self) -> bool:
         """Tell whether connections to other nodes are secured."""
         return bool(self.peer_tls_ca or self.tls_client_ca)
-
-    def _check(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool | str):
-            return
-        if name.endswith("_watermark"):
-            self._check_range(name, value, _WATERMARK_MIN, 1.0)
-        elif name.endswith(("_seconds", "_seconds_max")):
-            self._check_range(name, value, _POSITIVE_SECONDS_MIN if name in _POSITIVE else 0, DURATION_SECONDS_MAX)
-        else:
-            self._check_range(name, value, 0 if name in _MAY_BE_ZERO else 1, _MAXIMA.get(name, INTEGER_MAX))
-
-    def _check_range(self, name: str, value: float, least: float, most: float) -> None:
-        if not least <= value <= most:
-            raise ConfigurationError(f"{name}: must lie in [{least}, {most}], got {value}")
 
     @property
     def descriptor_socket(self) -> str:
@@ -449,75 +264,3 @@ class BridgeConfig:
             for name, value in values.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-
-
-def setting_meanings() -> dict[str, str]:
-    """Return what each setting means, as it is written below its declaration."""
-    [declaration] = ast.parse(inspect.getsource(BridgeConfig)).body
-    assert isinstance(declaration, ast.ClassDef)
-    meanings = {}
-    for statement, after in pairwise(declaration.body):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            assert isinstance(after, ast.Expr)
-            meanings[statement.target.id] = str(ast.literal_eval(after.value))
-    return meanings
-
-
-def load_config(
-    path: str | None = None,
-    *,
-    environment: Mapping[str, str] = os.environ,
-    overrides: Mapping[str, Any] | None = None,
-) -> BridgeConfig:
-    """Join the TOML file at `path`, `KVBRIDGE_*` variables and `overrides`; later ones win.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or a setting is unknown, of the wrong type or out of range.
-    """
-    settings = {**_from_file(path), **_from_environment(environment), **(overrides or {})}
-    return replace(BridgeConfig(), **settings)
-
-
-def _from_file(path: str | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
-    return {name: _typed(name, value, source=path) for name, value in table.items()}
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    names = {ENVIRONMENT_PREFIX + setting.name.upper(): setting.name for setting in fields(BridgeConfig)}
-    given = {variable: name for variable, name in names.items() if variable in environment}
-    return {name: _parsed(name, environment[variable], source=variable) for variable, name in given.items()}
-
-
-def _typed(name: str, value: object, *, source: str) -> object:
-    wanted = _types().get(name)
-    if wanted is None:
-        raise ConfigurationError(f"{source}: there is no setting {name!r}")
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not wanted:
-        raise ConfigurationError(f"{source}: {name} must be {wanted.__name__}, got {type(value).__name__}")
-    return value
-
-
-def _parsed(name: str, text: str, *, source: str) -> object:
-    wanted = _types()[name]
-    if wanted is bool:
-        words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-        if text.lower() not in words:
-            raise ConfigurationError(f"{source}: must be one of {', '.join(words)}, got {text!r}")
-        return words[text.lower()]
-    try:
-        return wanted(text)
-    except ValueError as error:
-        raise ConfigurationError(f"{source}: must be {wanted.__name__}, got {text!r}") from error
-
-
-def _types() -> dict[str, type]:
-    named: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
-    return {setting.name: named[str(setting.type)] for setting in fields(BridgeConfig)}
