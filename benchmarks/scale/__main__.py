@@ -30,9 +30,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--payloads", type=int, default=PAYLOADS, metavar="N", help="published by all nodes together")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes")
+    parser.add_argument("--per-second", type=float, default=1.0, metavar="X", help="publications of one node")
+    parser.add_argument("--remote-share", type=float, default=0.3, metavar="X", help="of all acquires")
+    parser.add_argument(
+        "--fan-out-exponent", type=float, default=3.0, metavar="X", help="nearer to 1: more popular ones"
+    )
+    parser.add_argument("--uplink-gbit", type=float, default=25.0, metavar="X", help="how fast a node sends")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args(arguments)
-    scale = Scale(nodes=options.nodes, payloads=options.payloads, seed=options.seed)
+    scale = Scale(
+        nodes=options.nodes,
+        payloads=options.payloads,
+        seed=options.seed,
+        per_second=options.per_second,
+        remote_share=options.remote_share,
+        fan_out_exponent=options.fan_out_exponent,
+        uplink_bytes_per_second=options.uplink_gbit * 1e9 / 8,
+    )
     began_at = time.monotonic()
     tally = simulate(scale, workers=options.workers, shows_progress=True)
     figures = figures_of(scale, tally) | {"wall_seconds": time.monotonic() - began_at, "cpu_seconds": _cpu_seconds()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvbridge.directory import Member
+from kvbridge.directory import Entry, Member
 from kvbridge.directory.redis import MEMBERS_PER_BEAT, RedisDirectory
 from tests.directory.servers import DirectoryServer
 
@@ -22,10 +22,15 @@ def view(server: DirectoryServer) -> RedisDirectory:
     )
 
 
+def calls(server: DirectoryServer, command: str) -> int:
+    """Return how often a command has been given."""
+    stats = server.client.info("commandstats")
+    return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
+
+
 def records_read(server: DirectoryServer) -> int:
     """Return how many nodes' records have been read."""
-    stats = server.client.info("commandstats")
-    return int(stats.get("cmdstat_getrange", {}).get("calls", 0))
+    return calls(server, "getrange")
 
 
 async def test_a_node_among_many_does_not_read_of_all_at_each_beat(empty_server: DirectoryServer) -> None:
@@ -54,4 +59,15 @@ async def test_after_a_loss_everybody_is_read_of_at_once(empty_server: Directory
     empty_server.flush()
     assert (await directory.beat(everybody[0])).is_forgetful
     assert (await directory.beat(everybody[0])).members.keys() == {"n0"}
+    await directory.close()
+
+
+async def test_a_key_is_two_commands_to_announce_and_one_to_look_up(empty_server: DirectoryServer) -> None:
+    """As docs/scale.md counts them."""
+    directory, commands = view(empty_server), ("hset", "pexpire", "hscan")
+    me = members(1)[0]
+    before = [calls(empty_server, command) for command in commands]
+    await directory.announce(me, [Entry(tenant="t", key="k", generation=1, committed_at=1.0)])
+    assert [location.node_id for location in (await directory.locate("t", ["k"]))["k"]] == ["n0"]
+    assert [calls(empty_server, command) - then for command, then in zip(commands, before, strict=True)] == [1, 1, 1]
     await directory.close()
