@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from google.protobuf.message import Message
 
 from benchmarks.scale.owner import DIGESTS
-from benchmarks.scale.workload import GEOMETRY, MODEL, TOKENS, key_of, node_id, text, tokens
+from benchmarks.scale.workload import CHARACTERS_PER_TOKEN, GEOMETRY, MODEL, TOKENS, key_of, node_id, text, tokens
 from kvbridge.client.asking import ask_for
 from kvbridge.config import BridgeConfig
 from kvbridge.core.allocator import Extent
@@ -251,15 +251,15 @@ class Messages:
         return slot_layout(self.spec.geometry, self.spec.capacity_tokens).slot_bytes
 
 
-def realistic(config: BridgeConfig | None = None) -> Messages:
-    """Return the messages about a payload of Llama 3.1 8B."""
+def realistic(config: BridgeConfig | None = None, *, count: int = TOKENS) -> Messages:
+    """Return the messages about a payload of so many tokens of Llama 3.1 8B."""
     spec = PayloadSpec(
         key=key_of(1, 1, -1),
         model=MODEL,
         geometry=GEOMETRY,
-        capacity_tokens=TOKENS,
-        tokens=tokens(),
-        fallback=FallbackText(text=text()),
+        capacity_tokens=count,
+        tokens=tokens(count),
+        fallback=FallbackText(text=text(CHARACTERS_PER_TOKEN * count)),
     )
     return Messages(spec=spec, owner=node_id(1), config=config or BridgeConfig(node_id=node_id(2)))
 
@@ -292,13 +292,23 @@ def resp_bytes(*arguments: object) -> int:
     return len(f"*{len(parts)}\r\n") + sum(len(f"${len(part)}\r\n") + len(part) + 2 for part in parts)
 
 
-def total(calls: Sequence[Call]) -> Call:
-    """Return several calls as one."""
-    return Call(
-        method="total",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """Several calls together."""
+
+    count: int
+    """How many."""
+    control_bytes: int
+    """Bytes of all requests and responses, tensors apart."""
+    tensor_bytes: int
+    """Bytes of tensors."""
+
+
+def total(calls: Sequence[Call]) -> Total:
+    """Return what several calls come to."""
+    return Total(
         count=sum(call.count for call in calls),
-        request_bytes=sum(call.count * call.request_bytes for call in calls),
-        response_bytes=sum(call.count * call.response_bytes for call in calls),
+        control_bytes=sum(call.control_bytes for call in calls),
         tensor_bytes=sum(call.count * call.tensor_bytes for call in calls),
     )
 

@@ -58,8 +58,8 @@ GEOMETRY = CacheGeometry(
 """As Llama 3.1 8B has it: 128 KiB for each token."""
 TOKENS = 2000
 """Tokens of one payload."""
-TEXT_CHARACTERS = 8000
-"""Characters of their text, about four for each token."""
+CHARACTERS_PER_TOKEN = 4
+"""Characters of text for each token, about."""
 RECURRING_KEYS = 64
 """Keys of one node that are published under again and again."""
 
@@ -149,16 +149,17 @@ def key_of(node: int, payload: int, slot: int) -> str:
     return f"conversations/{node:05d}/{payload:09d}" if slot < 0 else f"conversations/{node:05d}/again{slot:04d}"
 
 
-@lru_cache(maxsize=1)
-def tokens() -> TokenSequence:
+@lru_cache(maxsize=16)
+def tokens(count: int = TOKENS) -> TokenSequence:
     """Return the tokens of every payload: what they are decides nothing."""
-    return TokenSequence.from_packed(struct.pack(f"<{TOKENS}I", *(7919 * i % 128_000 for i in range(TOKENS))))
+    return TokenSequence.from_packed(struct.pack(f"<{count}I", *(7919 * i % 128_000 for i in range(count))))
 
 
-@lru_cache(maxsize=1)
-def text() -> str:
+@lru_cache(maxsize=16)
+def text(characters: int = CHARACTERS_PER_TOKEN * TOKENS) -> str:
     """Return the text of every payload."""
-    return ("the words that the tokens stand for " * (TEXT_CHARACTERS // 36 + 1))[:TEXT_CHARACTERS]
+    words = "the words that the tokens stand for "
+    return (words * (characters // len(words) + 1))[:characters]
 
 
 @lru_cache(maxsize=1)
