@@ -16,6 +16,8 @@ from cryptography.x509.oid import NameOID
 
 LOCAL = ("localhost", "127.0.0.1")
 """What the certificate of a bridge that tests reach has to name."""
+MAIL = "mailto:"
+"""Starts a name that becomes an address of mail."""
 _DAY = timedelta(days=1)
 
 
@@ -45,10 +47,11 @@ class Authority:
         builder = builder.add_extension(x509.KeyUsage(**usage), critical=True)
         return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, *names: str, lasts: timedelta = _DAY) -> Issued:
-        """Return a certificate for DNS names, addresses and URIs; one that does not last has expired."""
+    def issue(self, *names: str, common_name: str = "", lasts: timedelta = _DAY) -> Issued:
+        """Return a certificate for DNS names, addresses, URIs and mail; one that does not last has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(x509.Name([]), self._name, key.public_key(), datetime.now(UTC) + lasts)
+        common = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else []
+        builder = _builder(x509.Name(common), self._name, key.public_key(), datetime.now(UTC) + lasts)
         builder = builder.add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), critical=True)
         signed = builder.sign(self._key, hashes.SHA256())
         return Issued(
@@ -128,6 +131,8 @@ def _builder(
 def _general(name: str) -> x509.GeneralName:
     if "://" in name:
         return x509.UniformResourceIdentifier(name)
+    if name.startswith(MAIL):
+        return x509.RFC822Name(name.removeprefix(MAIL))
     try:
         return x509.IPAddress(ip_address(name))
     except ValueError:

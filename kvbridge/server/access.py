@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
@@ -20,7 +20,8 @@ from kvbridge.server.permissions import Permission, permission_of, require_permi
 
 _UNIX_PREFIXES = ("unix:", "unix-abstract:")
 _HOSTS_REMEMBERED_MAX = 1024
-_SUBJECTS = "x509_subject_alternative_name"
+_SUBJECTS = ("peer_dns", "peer_uri")
+"""Of all alternative names only these kinds: an authority may check others, such as addresses of mail, less closely."""
 _SECURITY_TYPE = "transport_security_type"
 _TLS = (b"ssl", b"tls")
 
@@ -66,6 +67,8 @@ class AccessControl:
 
     def admit_proved(self, method: str, proofs: Proofs, *, tenant: str, name: str) -> Client:
         """Return the client that asks in another way than by gRPC for what `method` gives; errors as for `admit`."""
+        if self._access.is_configured:
+            _require_good_there(name, proofs.transport)
         caller = self._let_in(self._access.identify(proofs), permission_of(method), tenant, name)
         return self._sessions.identify(name, caller.principal).in_tenant(caller.tenant)
 
@@ -83,17 +86,21 @@ class AccessControl:
             encrypted=encrypted,
             session_uid=self._session_uid(name, transport),
             token=_bearer_token(context),
-            subjects=_subjects(authenticated.get(_SUBJECTS, ())) if encrypted else (),
+            subjects=_subjects(authenticated) if encrypted else (),
         )
 
     def _session_uid(self, name: str, transport: Transport) -> int | None:
+        _require_good_there(name, transport)
         if not name.startswith(SESSION_PREFIX):
             return None
-        if transport is not Transport.UNIX:
-            # The same words for one that is alive and one that is not.
-            raise UnauthenticatedError("a session is good on the unix socket of its own host alone")
         self._sessions.identify(name)
         return self._sessions.uid_of(name)
+
+
+def _require_good_there(name: str, transport: Transport) -> None:
+    if name.startswith(SESSION_PREFIX) and transport is not Transport.UNIX:
+        # The same words for one that is alive and one that is not.
+        raise UnauthenticatedError("a session is good on the unix socket of its own host alone")
 
 
 def transport_of(peer: str) -> Transport:
@@ -115,8 +122,8 @@ def transport_of_host(host: str) -> Transport:
     return Transport.LOOPBACK if (mapped or address).is_loopback else Transport.NETWORK
 
 
-def _subjects(values: Iterable[bytes]) -> tuple[str, ...]:
-    return tuple(value.decode("utf-8", "replace") for value in values)
+def _subjects(authenticated: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
+    return tuple(value.decode("utf-8", "replace") for kind in _SUBJECTS for value in authenticated.get(kind, ()))
 
 
 def _bearer_token(context: Context) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 import kvbridge
 from kvbridge import Reason
 from kvbridge.cli import main
-from tests.certificates import Secret
+from tests.certificates import MAIL, Secret
 from tests.harness import BridgeProcess, running_bridge, wait_for
 from tests.integration.client.kv import Contents
 from tests.integration.secured.kit import ENGINE_A, ENGINE_B, NOBODY, TOKEN_A, Kit, tls_of
@@ -69,6 +69,27 @@ def test_a_certificate_that_is_not_good_gets_the_text(kit: Kit, mutual: BridgePr
     with kvbridge.connect(target(mutual), tls=made[problem]()) as bridge:
         assert says in refused(bridge)
         assert Contents().publish(bridge, "anything").reason is Reason.BRIDGE_UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("named", "names", "common_name"),
+    [
+        ("engine.example", f"{MAIL}engine.example", ""),
+        ("10.0.0.9", "10.0.0.9", ""),
+        ("engine.example", "other.example", "engine.example"),
+        ("engine.example", "*.example", ""),
+    ],
+    ids=["mail", "address", "common name", "wildcard"],
+)
+def test_no_name_of_another_kind_makes_a_principal(own_kit: Kit, named: str, names: str, common_name: str) -> None:
+    """What stands in a certificate as neither DNS name nor URI is nothing that an authority has checked as such."""
+    own_kit.access.write_text(own_kit.access.read_text().replace(ENGINE_A, named))
+    issued = own_kit.authority.issue(names, common_name=common_name)
+    secret = Secret(own_kit.directory / "shown", issued, own_kit.authority.certificate)
+    with running_bridge(*own_kit.flags()) as bridge:
+        for way in (target(bridge), f"127.0.0.1:{bridge.tcp_port}"):
+            with kvbridge.connect(way, tls=tls_of(secret)) as sdk:
+                assert "nothing proves who makes this call" in refused(sdk)
 
 
 def test_a_bridge_whose_certificate_has_expired_is_not_believed(own_kit: Kit) -> None:

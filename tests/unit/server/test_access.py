@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from kvbridge.core.access import ALL_ROLES, Principal, Role, Transport
+from kvbridge.core.access import ALL_ROLES, Principal, Proofs, Role, Transport
 from kvbridge.core.errors import NotPermittedError, UnauthenticatedError
-from kvbridge.server.access import Caller, transport_of
+from kvbridge.node.access import AccessKeeper
+from kvbridge.node.identity import Sessions
+from kvbridge.server.access import AccessControl, Caller, transport_of
 from kvbridge.server.live_calls import LiveCalls
 from kvbridge.server.permissions import PERMISSIONS, permission_of, require_permitted
+from tests.access import TENANT, AccessFolder
 
 CALLER = Caller(principal=Principal(name="p", tenant="a", roles=ALL_ROLES), tenant="a", name="n")
 
@@ -70,6 +74,19 @@ def test_a_node_that_consumes_too_does_not_consume_elsewhere() -> None:
     require_permitted(principal, download, "b")
     with pytest.raises(NotPermittedError):
         require_permitted(principal, acquire, "b")
+
+
+def test_a_session_is_good_at_no_other_port(tmp_path: Path) -> None:
+    """Its own principal, with a proof of its own, is refused there in the words for one that was never alive."""
+    folder = AccessFolder(tmp_path, engine=(Role.CONSUMER,))
+    keeper = AccessKeeper(str(folder.path))
+    keeper.load()
+    sessions, proofs = Sessions(1), Proofs(transport=Transport.LOOPBACK, token=folder.tokens["engine"])
+    control = AccessControl(keeper, sessions)
+    session = sessions.open(TENANT, principal=keeper.identify(proofs))
+    for name in (session.client_id, "session.never-alive"):
+        with pytest.raises(UnauthenticatedError, match="its own host alone"):
+            control.admit_proved("/kvbridge.v1.HandoffService/Download", proofs, tenant="", name=name)
 
 
 async def _call(calls: LiveCalls, refusals: list[UnauthenticatedError], entered: asyncio.Event) -> None:
