@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import secrets
 import signal
 from collections.abc import AsyncIterator
@@ -172,6 +173,7 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
 
 async def serve(config: BridgeConfig) -> None:
     """Run a bridge until SIGTERM or SIGINT, and look at its files again at SIGHUP; errors as for `running`."""
+    _open_many_files()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -193,6 +195,13 @@ async def serve(config: BridgeConfig) -> None:
         _spare_pauses()
         await stop.wait()
         _log.info("draining", extra={"seconds_max": config.drain_seconds})
+
+
+def _open_many_files() -> None:
+    """Use as many file descriptors as the host allows: of 1,024, a usual start, 300 other nodes might take all."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _spare_pauses() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -26,6 +27,13 @@ def test_health_answers_on_both_addresses(bridge_process: BridgeProcess, target:
     with grpc.insecure_channel(getattr(bridge_process, target)) as channel:
         answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_as_many_files_may_be_open_as_the_host_allows() -> None:
+    """Each other node takes some descriptors, and shells start programs with few."""
+    with running_bridge(prefix=("sh", "-c", 'ulimit -S -n 512 && exec "$0" "$@"')) as bridge:
+        soft, hard = resource.prlimit(bridge.process.pid, resource.RLIMIT_NOFILE)
+    assert soft == hard == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def test_reflection_lists_the_services(bridge_process: BridgeProcess) -> None:
