@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto, unique
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.access import TenantQuota
@@ -18,9 +19,14 @@ from kvbridge.observe.tenant_metrics import Level, TenantSample
 
 _log = logging.getLogger(__name__)
 
-_SHARED_EIGHTHS = 7
-"""Eighths of all calls at once that the tenants share; the rest is for those that are never refused."""
+_SHARED = 14 / 16
+"""As much of all calls at once as the tenants share."""
+_KEPT_BACK = 1 / 16
+"""As much as they share for calls that end or keep what was granted, when they use up the rest."""
+_UNPROVED = 1 / 32
+"""As much as everybody has who proves nothing; what is left of all is for nodes and administrators."""
 _BUSY_RETRY_SECONDS = 1.0
+UNPROVED_LIMIT = "concurrent_calls_max"
 RATE_LIMIT = "requests_per_second"
 CALLS_LIMIT = "calls_max"
 MEMORY_LIMIT = "arena_bytes"
@@ -40,14 +46,38 @@ TENANT_LIMITS = (
 OTHER_LIMIT = "other"
 
 
+@unique
+class Weight(Enum):
+    """What a call counts for."""
+
+    ORDINARY = auto()
+    """Refused above the tenant's rate, and above its share of calls at once."""
+    KEEPING = auto()
+    """Ends or keeps what was granted: refused only where so many are under way that they take others' room."""
+    FREE = auto()
+    """Never refused."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Standing:
     """One tenant's calls."""
 
     calls_max: int
+    kept_back: int
     bucket: TokenBucket | None = None
-    calls: int = 0
+    calls: Counter[Weight] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def used(self) -> int:
+        """Return how many calls stand in the tenant's share: those for which there is room apart do not."""
+        return self.calls[Weight.ORDINARY] + max(self.calls[Weight.KEEPING] - self.kept_back, 0)
+
+    def has_room(self, weight: Weight) -> bool:
+        """Tell whether one more call may be under way."""
+        if weight is Weight.KEEPING and self.calls[Weight.KEEPING] < self.kept_back:
+            return True
+        return weight is Weight.FREE or self.used < self.calls_max
 
 
 class Quotas:
@@ -68,10 +98,12 @@ class Quotas:
         self._clock = clock
         self.calls = 0
         """Calls of everybody that are under way."""
-        calls = config.concurrent_calls_max
-        share = calls if len(tenancies) == 1 else calls * _SHARED_EIGHTHS // 8 // len(tenancies)
-        self._share = max(share, 1)
-        self._standings = {tenant: _Standing(calls_max=self._share) for tenant in tenancies}
+        self._unproved = 0
+        calls, tenants = config.concurrent_calls_max, len(tenancies)
+        self._share = max(int(calls * _SHARED) // tenants, 1)
+        self._unproved_max = max(int(calls * _UNPROVED), 1)
+        kept_back = max(int(calls * _KEPT_BACK) // tenants, 1)
+        self._standings = {tenant: _Standing(calls_max=self._share, kept_back=kept_back) for tenant in tenancies}
         self.apply()
 
     def __repr__(self) -> str:
@@ -88,22 +120,21 @@ class Quotas:
             self._tenancies[tenant].apply(self._config, quota)
 
     @contextmanager
-    def admitted(self, tenant: str, *, refusable: bool) -> Iterator[None]:
-        """Count a call in, and whatever it is refused for; one that is not `refusable` is never too much.
+    def admitted(self, tenant: str, weight: Weight) -> Iterator[None]:
+        """Count a call in, and whatever it is refused for.
 
         Raises:
             TooManyRequestsError: the tenant makes too many calls a second, or has too many under way.
         """
         standing = self._standings[tenant]
         try:
-            if refusable:
-                self._require_room(standing)
-            standing.calls += refusable
+            self._require_room(standing, weight)
+            standing.calls[weight] += 1
             self.calls += 1
             try:
                 yield
             finally:
-                standing.calls -= refusable
+                standing.calls[weight] -= 1
                 self.calls -= 1
         except LimitExceededError as error:
             standing.refusals[error.limit if error.limit in TENANT_LIMITS else OTHER_LIMIT] += 1
@@ -112,6 +143,23 @@ class Quotas:
             standing.refusals[MEMORY_LIMIT] += 1
             raise
 
+    @contextmanager
+    def admitted_unproved(self) -> Iterator[None]:
+        """Count in a call of somebody who proved nothing, because nothing has to be.
+
+        Raises:
+            TooManyRequestsError: there are so many that they would take the room of those who proved something.
+        """
+        if self._unproved >= self._unproved_max:
+            raise TooManyRequestsError(UNPROVED_LIMIT, self._unproved_max, _BUSY_RETRY_SECONDS)
+        self._unproved += 1
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self._unproved -= 1
+            self.calls -= 1
+
     def samples(self) -> list[TenantSample]:
         """Return every tenant's memory, limits and refusals."""
         return [self._sample(tenant, standing) for tenant, standing in self._standings.items()]
@@ -119,15 +167,17 @@ class Quotas:
     def _sample(self, tenant: str, standing: _Standing) -> TenantSample:
         with self._tenancies[tenant].ledger() as ledger:
             usage, limits = ledger.usage(), ledger.limits
-        levels = {**_ledger_levels(usage, limits), CALLS_LIMIT: Level(used=standing.calls, limit=standing.calls_max)}
+        levels = {**_ledger_levels(usage, limits), CALLS_LIMIT: Level(used=standing.used, limit=standing.calls_max)}
         if (bucket := standing.bucket) is not None:
             levels[RATE_LIMIT] = Level(used=bucket.taken(now=self._clock()), limit=bucket.burst)
         refusals = {limit: standing.refusals[limit] for limit in (*TENANT_LIMITS, OTHER_LIMIT)}
         return TenantSample(tenant=tenant, usage=usage, levels=levels, refusals=refusals)
 
-    def _require_room(self, standing: _Standing) -> None:
-        if standing.calls >= standing.calls_max:
+    def _require_room(self, standing: _Standing, weight: Weight) -> None:
+        if not standing.has_room(weight):
             raise TooManyRequestsError(CALLS_LIMIT, standing.calls_max, _BUSY_RETRY_SECONDS)
+        if weight is not Weight.ORDINARY:
+            return
         wait = 0.0 if standing.bucket is None else standing.bucket.take(now=self._clock())
         if wait and standing.bucket is not None:
             raise TooManyRequestsError(RATE_LIMIT, standing.bucket.per_second, wait)

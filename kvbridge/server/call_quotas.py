@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from kvbridge.core.access import Role
-from kvbridge.node.quotas import Quotas
+from kvbridge.node.quotas import Quotas, Weight
 from kvbridge.server.access import Caller
 
-_ALWAYS_TAKEN = frozenset(f"/kvbridge.v1.HandoffService/{method}" for method in ("Commit", "Abort", "Renew", "Release"))
+_KEEPING = frozenset(f"/kvbridge.v1.HandoffService/{method}" for method in ("Commit", "Abort", "Renew", "Release"))
 """Calls that end or keep what was granted: to refuse them would cost memory, or a cache that is paid for already."""
 
-_NEVER_REFUSED = frozenset({Role.ADMIN, Role.PEER})
+NEVER_REFUSED = frozenset({Role.ADMIN, Role.PEER})
+"""Roles whose calls are never too much."""
 
 
 def counted(quotas: Quotas, method: str, caller: Caller) -> AbstractContextManager[None]:
@@ -23,5 +24,6 @@ def counted(quotas: Quotas, method: str, caller: Caller) -> AbstractContextManag
     Raises:
         TooManyRequestsError: on entering, if the tenant makes too many calls.
     """
-    refusable = method not in _ALWAYS_TAKEN and caller.principal.roles.isdisjoint(_NEVER_REFUSED)
-    return quotas.admitted(caller.tenant, refusable=refusable)
+    if not caller.principal.roles.isdisjoint(NEVER_REFUSED):
+        return quotas.admitted(caller.tenant, Weight.FREE)
+    return quotas.admitted(caller.tenant, Weight.KEEPING if method in _KEEPING else Weight.ORDINARY)

@@ -20,6 +20,11 @@ def set_caller(caller: Caller) -> None:
     _CALLER.set(caller)
 
 
+def admitted() -> Caller | None:
+    """Return who makes the call that the current task answers; None if it is for everybody."""
+    return _CALLER.get(None)
+
+
 def caller(sessions: Sessions, _: aio.ServicerContext[Any, Any]) -> Client:
     """Return the client that makes this call.
 

@@ -91,12 +91,13 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
         """Answer a call within this context, or raise why it may not be made; errors as for `AccessControl.admit`.
 
         Raises:
-            TooManyRequestsError: the tenant makes too many calls.
+            TooManyRequestsError: the tenant, or whoever proves nothing, makes too many calls.
         """
         admit = partial(self._control.admit, name, context)
         caller = admit()
         if caller is None:
-            yield
+            with self._quotas.admitted_unproved():
+                yield
             return
         set_caller(caller)
         if permission_of(name).is_for_admins_alone:

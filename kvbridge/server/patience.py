@@ -6,7 +6,8 @@
    the two are the same.
 2. Streams are long by nature. So each ends (`download_seconds_max`; an upload has limits of its own), and there are
    only so many at once, in all (`streams_max`) and of one client (`streams_per_client_max`), which leaves room for all
-   other calls.
+   other calls. No tenant has more of them than are free: clients may call themselves what they like, so one tenant
+   could have all of them otherwise. Those of whoever proves nothing (`kvbridge.node.quotas` counts them) are none.
 3. A reader that takes nothing cannot be told of its end either, and gRPC keeps what it does not take. Such a stream
    counts until its connection ends, which `connection_seconds_max` sees to.
 4. Streams of events stay open for as long as their client likes; `kvbridge.node.watch` counts those.
@@ -20,21 +21,24 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
 from kvbridge.config import BridgeConfig
-from kvbridge.core.access.fields import CLIENT_FIELD
 from kvbridge.core.errors import InvalidFieldError, LimitExceededError, TooLateError
+from kvbridge.server.access import Caller
+from kvbridge.server.call_quotas import NEVER_REFUSED
+from kvbridge.server.calls import admitted
 
 WATCH = "/kvbridge.v1.HandoffService/Watch"
 """The one method whose streams may last."""
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Method: TypeAlias = Callable[[Any, Any], Any]
+_Key = TypeVar("_Key")
 
 _MAKERS = (grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler)
 """What makes a handler for a stream of requests, by whether the responses are a stream."""
@@ -62,14 +66,14 @@ class PatienceInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # ge
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        name, client = str(handler_call_details.method), _client(handler_call_details)
+        name = str(handler_call_details.method)
         method: Any = _method_of(handler)
         if not handler.request_streaming:
             method = self._reading(cast("Any", handler.request_deserializer), method)
         if handler.response_streaming and name != WATCH:
-            method = self._ending(name, client, method)
+            method = self._ending(name, method)
         elif handler.request_streaming:
-            method = self._counted(client, method)
+            method = self._counted(method)
         make: Any = _MAKERS[bool(handler.response_streaming)]
         deserializer = handler.request_deserializer if handler.request_streaming else None
         return make(method, request_deserializer=deserializer, response_serializer=handler.response_serializer)
@@ -102,16 +106,16 @@ class PatienceInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # ge
         except DecodeError as error:
             raise InvalidFieldError("message", "does not parse") from error
 
-    def _counted(self, client: str, method: _Method) -> _Method:
+    def _counted(self, method: _Method) -> _Method:
         async def answer(request: Any, context: Any) -> Any:
-            with self._streams.entered(client):
+            with self._streams.entered(admitted()):
                 return await method(request, context)
 
         return answer
 
-    def _ending(self, name: str, client: str, method: _Method) -> _Method:
+    def _ending(self, name: str, method: _Method) -> _Method:
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._streams.entered(client), _Timer(name, self._config.download_seconds_max) as timer:
+            with self._streams.entered(admitted()), _Timer(name, self._config.download_seconds_max) as timer:
                 responses = method(request, context)
                 if inspect.isawaitable(responses):  # It writes its responses itself, as the health service does.
                     await responses
@@ -129,26 +133,42 @@ class _Streams:
     def __init__(self, streams_max: int, streams_per_client_max: int) -> None:
         self._streams_max = streams_max
         self._streams_per_client_max = streams_per_client_max
-        self._of_client: Counter[str] = Counter()
+        self._of_client: Counter[tuple[str, str]] = Counter()
+        self._of_tenant: Counter[str] = Counter()
 
     @contextmanager
-    def entered(self, client: str) -> Iterator[None]:
-        """Count a stream within this context.
+    def entered(self, caller: Caller | None) -> Iterator[None]:
+        """Count a stream within this context, unless nobody had to say whose it is.
 
         Raises:
             LimitExceededError: there are too many.
         """
-        if self._of_client.total() >= self._streams_max:
-            raise LimitExceededError("streams_max", self._streams_max)
-        if self._of_client[client] >= self._streams_per_client_max:
-            raise LimitExceededError("streams_per_client_max", self._streams_per_client_max)
+        if caller is None:
+            yield
+            return
+        client = caller.principal.name, caller.name
+        self._require_room(caller, client)
         self._of_client[client] += 1
+        self._of_tenant[caller.tenant] += 1
         try:
             yield
         finally:
-            self._of_client[client] -= 1
-            if not self._of_client[client]:
-                del self._of_client[client]
+            _count_out(self._of_client, client)
+            _count_out(self._of_tenant, caller.tenant)
+
+    def _require_room(self, caller: Caller, client: tuple[str, str]) -> None:
+        free = self._streams_max - self._of_tenant.total()
+        is_shared = caller.principal.roles.isdisjoint(NEVER_REFUSED)
+        if free <= 0 or (is_shared and self._of_tenant[caller.tenant] >= free):
+            raise LimitExceededError("streams_max", self._streams_max)
+        if self._of_client[client] >= self._streams_per_client_max:
+            raise LimitExceededError("streams_per_client_max", self._streams_per_client_max)
+
+
+def _count_out(counter: Counter[_Key], key: _Key) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
 
 
 class _Timer:
@@ -196,12 +216,6 @@ class _Timer:
 
     def _error(self) -> TooLateError:
         return TooLateError("download_seconds_max: the stream has lasted too long")
-
-
-def _client(details: grpc.HandlerCallDetails) -> str:
-    """Return what the client calls itself; all that do not say count as one."""
-    values: Any = details.invocation_metadata or ()
-    return next((str(value) for key, value in values if key == CLIENT_FIELD), "")
 
 
 def _method_of(handler: _Handler) -> Any:

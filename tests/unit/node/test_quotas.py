@@ -11,7 +11,7 @@ import pytest
 from kvbridge.config import BridgeConfig
 from kvbridge.core.access import TenantQuota
 from kvbridge.core.errors import BridgeError, LimitExceededError, MemoryExhaustedError, TooManyRequestsError
-from kvbridge.node.quotas import Quotas
+from kvbridge.node.quotas import Quotas, Weight
 from kvbridge.node.tenancy import Tenancy, new_tenancy
 
 CONFIG = BridgeConfig(arena_bytes=1 << 20, pretouch=False, huge_pages=False, concurrent_calls_max=16)
@@ -37,10 +37,19 @@ class Hall:
         self.file = {**self.file, tenant: TenantQuota(**limits)}  # type: ignore[arg-type]
         self.quotas.apply()
 
-    def call(self, tenant: str, *, refusable: bool = True) -> None:
+    def call(self, tenant: str, weight: Weight = Weight.ORDINARY) -> None:
         """Make a call that is answered at once."""
-        with self.quotas.admitted(tenant, refusable=refusable):
+        with self.quotas.admitted(tenant, weight):
             pass
+
+    def calls_at_once(self, stack: ExitStack, tenant: str, weight: Weight, calls_max: int = 100) -> int:
+        """Begin calls until one is refused, or so many, and return how many are under way."""
+        for number in range(calls_max):
+            try:
+                stack.enter_context(self.quotas.admitted(tenant, weight))
+            except TooManyRequestsError:
+                return number
+        return calls_max
 
     def refusals(self, tenant: str) -> dict[str, int]:
         """Return what calls of a tenant were refused for."""
@@ -78,7 +87,7 @@ def test_above_its_rate_a_tenant_is_refused_and_nobody_else(hall: Hall) -> None:
         hall.call("a")
     assert refusal.value.retry_after_seconds == 0.5
     hall.call("b")
-    hall.call("a", refusable=False)
+    hall.call("a", Weight.KEEPING)
     assert hall.level("a", "requests_per_second") == (3.0, 3.0)
     hall.now += 0.5
     hall.call("a")
@@ -101,20 +110,42 @@ def test_calls_under_way_are_shared_evenly_and_some_are_kept_back(hall: Hall) ->
     """Of 16 calls at once each of two tenants has 7; what must not be refused still comes through."""
     with ExitStack() as stack:
         for _ in range(7):
-            stack.enter_context(hall.quotas.admitted("a", refusable=True))
+            stack.enter_context(hall.quotas.admitted("a", Weight.ORDINARY))
         with pytest.raises(TooManyRequestsError, match="calls_max"):
             hall.call("a")
-        stack.enter_context(hall.quotas.admitted("a", refusable=False))
+        stack.enter_context(hall.quotas.admitted("a", Weight.KEEPING))
         hall.call("b")
         assert (hall.level("a", "calls_max"), hall.quotas.calls) == ((7, 7), 8)
     assert (hall.level("a", "calls_max"), hall.quotas.calls) == ((0, 7), 0)
     hall.call("a")
 
 
+@pytest.mark.parametrize("first", [Weight.ORDINARY, Weight.KEEPING])
+def test_no_kind_of_call_takes_anybody_elses_room(hall: Hall, first: Weight) -> None:
+    """What keeps a grant has a little room of its own and shares the rest; in whatever order, others have theirs."""
+    second = Weight.KEEPING if first is Weight.ORDINARY else Weight.ORDINARY
+    with ExitStack() as stack:
+        begun = [hall.calls_at_once(stack, "a", weight) for weight in (first, second, first)]
+        assert begun == ([7, 1, 0] if first is Weight.ORDINARY else [8, 0, 0])
+        assert hall.calls_at_once(stack, "a", Weight.FREE, 20) == 20
+        assert hall.calls_at_once(stack, "b", Weight.ORDINARY) == 7
+    assert hall.quotas.calls == 0
+
+
+def test_whoever_proves_nothing_takes_nobodys_room(hall: Hall) -> None:
+    """Calls that are for everybody are few at once, and are counted back in when they end."""
+    with hall.quotas.admitted_unproved():
+        with pytest.raises(TooManyRequestsError, match="concurrent_calls_max: the limit of 1"):
+            hall.quotas.admitted_unproved().__enter__()
+        hall.call("a")
+    with hall.quotas.admitted_unproved():
+        assert hall.quotas.calls == 1
+
+
 def test_a_tenant_may_have_a_share_of_its_own(hall: Hall) -> None:
     """More or less than the even one."""
     hall.change("a", calls_max=1)
-    with hall.quotas.admitted("a", refusable=True), pytest.raises(TooManyRequestsError):
+    with hall.quotas.admitted("a", Weight.ORDINARY), pytest.raises(TooManyRequestsError):
         hall.call("a")
 
 
@@ -128,7 +159,7 @@ def test_a_tenant_may_have_a_share_of_its_own(hall: Hall) -> None:
 )
 def test_whatever_a_call_is_refused_for_is_counted(hall: Hall, error: BridgeError, counted_as: str) -> None:
     """Limits that are found out while it is answered, too."""
-    with pytest.raises(type(error)), hall.quotas.admitted("a", refusable=False):
+    with pytest.raises(type(error)), hall.quotas.admitted("a", Weight.FREE):
         raise error
     assert hall.refusals("a") == {counted_as: 1}
     assert hall.refusals("b") == {}
