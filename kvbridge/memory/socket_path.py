@@ -19,6 +19,8 @@ PATH_BYTES_MAX = 107
 """Longest path of a unix socket, which the kernel keeps in 108 bytes with a zero at the end."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_PRIVATE_MODE, _PARENT_MODE = 0o700, 0o755
+_ROOT_UID = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +64,47 @@ def claim_socket(path: Path, *, socket_mode: int, directory_mode: int, backlog: 
         raise
 
 
+def make_directory(directory: Path) -> None:
+    """Make a directory for its owner alone, and those above it that are missing so that nobody else may write to them.
+
+    Raises:
+        FileExistsError: it is there.
+        OSError: it cannot be made.
+    """
+    for above in reversed(directory.parents):
+        if not above.exists():
+            with suppress(FileExistsError):
+                above.mkdir(mode=_PARENT_MODE)
+    directory.mkdir(mode=_PRIVATE_MODE)
+
+
 def _prepare_directory(directory: Path, mode: int) -> None:
     """Make the directory, or check that nobody but its owner can replace the socket in it."""
     try:
-        directory.mkdir(mode=0o700, parents=True)
+        make_directory(directory)
         directory.chmod(mode)  # Not through `mkdir`, whose mode the umask would cut.
     except FileExistsError:
         pass
     except OSError as error:
         raise SocketPathError(f"the directory {directory} cannot be made: {error}") from error
     status = directory.stat()
-    if status.st_uid not in {os.geteuid(), 0}:
+    if status.st_uid not in {os.geteuid(), _ROOT_UID}:
         raise SocketPathError(f"the directory {directory} belongs to another user")
     if status.st_mode & _OTHERS_WRITE & ~mode:
         raise SocketPathError(f"others may write to the directory {directory}: {stat.filemode(status.st_mode)}")
+    links = {directory} if directory.is_symlink() else set()
+    for above in {*directory.absolute().parents, *directory.resolve().parents, *links}:
+        _check_above(above)
+
+
+def _check_above(path: Path) -> None:
+    """Refuse what leads to the directory if another user could lead elsewhere; root has decided on what is root's."""
+    status = path.lstat()
+    if status.st_uid not in {os.geteuid(), _ROOT_UID}:
+        raise SocketPathError(f"{path}, which leads to the socket, belongs to another user")
+    is_open = stat.S_ISDIR(status.st_mode) and status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX
+    if is_open and status.st_uid != _ROOT_UID:
+        raise SocketPathError(f"others may write to {path}, which leads to the socket: {stat.filemode(status.st_mode)}")
 
 
 def _lock(path: Path) -> int:

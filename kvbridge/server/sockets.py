@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvbridge.config import BridgeConfig, ConfigurationError
+from kvbridge.memory import socket_path
 
 _PRIVATE_MODE = 0o700
 _PRIVATE_UMASK = 0o177
@@ -31,7 +32,7 @@ def make_directory(config: BridgeConfig) -> None:
     """
     directory = Path(config.socket).parent
     with suppress(FileExistsError):
-        directory.mkdir(mode=_PRIVATE_MODE, parents=True)
+        socket_path.make_directory(directory)
         _open_to_others(directory, config, directory_mode(config))
 
 

@@ -74,6 +74,50 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         claim(tmp_path / "descriptors")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("what", ["parent", "grandparent", "link", "parent of a link", "target"])
+def test_whatever_leads_to_the_directory_must_be_nobody_elses(tmp_path: Path, what: str) -> None:
+    """Whoever made `/tmp/kvbridge-UID` first could put a directory of his own in place of ours, ours though it is."""
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for directory in (theirs / "between" / "run", ours / "run"):
+        directory.mkdir(parents=True)
+        directory.chmod(0o700)
+    (ours / "link").symlink_to(ours / "run")
+    (theirs / "link").symlink_to(ours / "run")
+    (ours / "out").symlink_to(theirs / "between" / "run")
+    given, path = {
+        "parent": (theirs / "between", theirs / "between" / "run"),
+        "grandparent": (theirs, theirs / "between" / "run"),
+        "link": (ours / "link", ours / "link"),
+        "parent of a link": (theirs, theirs / "link"),
+        "target": (theirs, ours / "out"),
+    }[what]
+    claim(path / "descriptors").release()
+    os.chown(given, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(SocketPathError, match="which leads to the socket, belongs to another user"):
+        claim(path / "descriptors")
+
+
+def test_missing_directories_are_made_so_that_nobody_else_may_write_to_them(tmp_path: Path) -> None:
+    """Whatever the umask is; otherwise anybody could put another directory in the place of the last one."""
+    umask = os.umask(0)
+    try:
+        claim(tmp_path / "a" / "b" / "run" / "descriptors").release()
+    finally:
+        os.umask(umask)
+    assert [mode_of(tmp_path / path) for path in ("a", "a/b", "a/b/run")] == [0o755, 0o755, 0o700]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root has decided on what is root's")
+def test_a_directory_above_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    """Unless it is like /tmp, where nobody removes what belongs to somebody else."""
+    tmp_path.chmod(0o777)
+    with pytest.raises(SocketPathError, match="others may write"):
+        claim(tmp_path / "run" / "descriptors")
+    tmp_path.chmod(0o1777)
+    claim(tmp_path / "run" / "descriptors").release()
+
+
 def test_release_removes_the_socket_and_frees_the_path(tmp_path: Path) -> None:
     """The next server starts at once, and no descriptor stays open."""
     before = open_descriptors()
