@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvbridge.client.errors import ArgumentTypeError, ArgumentValueError
 from kvbridge.config import default_socket_path, descriptor_socket_path
 
 _UNIX_SCHEME = "unix:"
 _PORT_MAX = 65_535
+_ROOT_UID = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +42,11 @@ def parse_target(target: str | None, *, by_value: bool = False) -> Target:
 
     Raises:
         ArgumentTypeError: the target is no string.
-        ArgumentValueError: it is none of these forms.
+        ArgumentValueError: it is none of these forms, or somebody else made the directory that the default lies in.
     """
     if target is None:
         target = default_socket_path()
+        _require_own(Path(target))
     if not isinstance(target, str):
         raise ArgumentTypeError("target", f"must be a string, got {type(target).__name__}")
     path = _unix_path(target)
@@ -50,6 +55,16 @@ def parse_target(target: str | None, *, by_value: bool = False) -> Target:
         return Target(grpc_target=f"{_UNIX_SCHEME}{path}", descriptor_socket=descriptor_socket)
     _check_host_and_port(target)
     return Target(grpc_target=target, descriptor_socket=None)
+
+
+def _require_own(path: Path) -> None:
+    """Refuse the default in /tmp if another user was there first: what listens in it may be anybody's."""
+    directory = Path(f"/tmp/kvbridge-{os.getuid()}")  # noqa: S108 - this is about who made it
+    if directory not in path.parents:
+        return
+    with suppress(FileNotFoundError):
+        if directory.lstat().st_uid not in {os.getuid(), _ROOT_UID}:
+            raise ArgumentValueError("target", f"must be given, because {directory} belongs to another user")
 
 
 def _unix_path(target: str) -> str | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +26,29 @@ def test_no_target_means_the_default_socket(monkeypatch: pytest.MonkeyPatch) -> 
     """The bridge of this host is found without being told where it is."""
     monkeypatch.setenv("KVBRIDGE_SOCKET", "/elsewhere/bridge.sock")
     assert parse_target(None).grpc_target == "unix:/elsewhere/bridge.sock"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_a_default_that_another_user_made_first_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    """Everybody can make the directory in /tmp, and would be given texts by whoever takes it for the bridge's."""
+    uid = 2_000_000_000 + os.getpid()
+    for name in ("KVBRIDGE_SOCKET", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    directory = Path(f"/tmp/kvbridge-{uid}")
+    assert parse_target(None).grpc_target == f"unix:{directory}/kvbridge/bridge.sock"
+    (directory.mkdir if kind == "directory" else partial(directory.symlink_to, tmp_path))()
+    try:
+        os.chown(directory, uid, uid, follow_symlinks=False)
+        parse_target(None)
+        os.chown(directory, 65534, 65534, follow_symlinks=False)
+        with pytest.raises(ArgumentValueError, match="belongs to another user"):
+            parse_target(None)
+    finally:
+        (directory.rmdir if kind == "directory" else directory.unlink)()
 
 
 @pytest.mark.parametrize("target", ["10.0.0.1:7411", "bridge.example:7411", "[::1]:7411", "dns:///bridge:7411"])
