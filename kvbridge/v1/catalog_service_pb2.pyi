@@ -296,6 +296,8 @@ class RoutePolicy(_message.Message):
     ALIGNMENT_ERROR_MAX_FIELD_NUMBER: _builtins.int
     IN_DOMAIN_SHARE_MIN_FIELD_NUMBER: _builtins.int
     BREAKER_FIELD_NUMBER: _builtins.int
+    TRANSFER_ENCODING_FIELD_NUMBER: _builtins.int
+    EXACT_LAYERS_FIRST_FIELD_NUMBER: _builtins.int
     mode: Global___RouteMode.ValueType
     """How far the route is rolled out."""
     canary_percent: _builtins.float
@@ -318,6 +320,10 @@ class RoutePolicy(_message.Message):
     """Greatest alignment error."""
     in_domain_share_min: _builtins.float
     """Least share of in-domain tokens in an aligner's calibration, in [0, 1]."""
+    transfer_encoding: _types_pb2.TransferEncoding.ValueType
+    """How values may be written on their way from another node."""
+    exact_layers_first: _builtins.int
+    """Layers below this index cross the network with all their bits whatever the encoding."""
     @_builtins.property
     def breaker(self) -> Global___BreakerPolicy:
         """When the route trips to text by itself."""
@@ -337,10 +343,12 @@ class RoutePolicy(_message.Message):
         alignment_error_max: _builtins.float | None = ...,
         in_domain_share_min: _builtins.float | None = ...,
         breaker: Global___BreakerPolicy | None = ...,
+        transfer_encoding: _types_pb2.TransferEncoding.ValueType = ...,
+        exact_layers_first: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_alignment_error_max", b"_alignment_error_max", "_cached_segments_max", b"_cached_segments_max", "_canary_percent", b"_canary_percent", "_depth_max", b"_depth_max", "_depth_min", b"_depth_min", "_gain_min", b"_gain_min", "_in_domain_share_min", b"_in_domain_share_min", "_same_family", b"_same_family", "_tokens_min", b"_tokens_min", "_tokens_min_unmeasured", b"_tokens_min_unmeasured", "alignment_error_max", b"alignment_error_max", "breaker", b"breaker", "cached_segments_max", b"cached_segments_max", "canary_percent", b"canary_percent", "depth_max", b"depth_max", "depth_min", b"depth_min", "gain_min", b"gain_min", "in_domain_share_min", b"in_domain_share_min", "same_family", b"same_family", "tokens_min", b"tokens_min", "tokens_min_unmeasured", b"tokens_min_unmeasured"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alignment_error_max", b"_alignment_error_max", "_cached_segments_max", b"_cached_segments_max", "_canary_percent", b"_canary_percent", "_depth_max", b"_depth_max", "_depth_min", b"_depth_min", "_exact_layers_first", b"_exact_layers_first", "_gain_min", b"_gain_min", "_in_domain_share_min", b"_in_domain_share_min", "_same_family", b"_same_family", "_tokens_min", b"_tokens_min", "_tokens_min_unmeasured", b"_tokens_min_unmeasured", "alignment_error_max", b"alignment_error_max", "breaker", b"breaker", "cached_segments_max", b"cached_segments_max", "canary_percent", b"canary_percent", "depth_max", b"depth_max", "depth_min", b"depth_min", "exact_layers_first", b"exact_layers_first", "gain_min", b"gain_min", "in_domain_share_min", b"in_domain_share_min", "same_family", b"same_family", "tokens_min", b"tokens_min", "tokens_min_unmeasured", b"tokens_min_unmeasured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alignment_error_max", b"_alignment_error_max", "_cached_segments_max", b"_cached_segments_max", "_canary_percent", b"_canary_percent", "_depth_max", b"_depth_max", "_depth_min", b"_depth_min", "_gain_min", b"_gain_min", "_in_domain_share_min", b"_in_domain_share_min", "_same_family", b"_same_family", "_tokens_min", b"_tokens_min", "_tokens_min_unmeasured", b"_tokens_min_unmeasured", "alignment_error_max", b"alignment_error_max", "breaker", b"breaker", "cached_segments_max", b"cached_segments_max", "canary_percent", b"canary_percent", "depth_max", b"depth_max", "depth_min", b"depth_min", "gain_min", b"gain_min", "in_domain_share_min", b"in_domain_share_min", "mode", b"mode", "same_family", b"same_family", "tokens_min", b"tokens_min", "tokens_min_unmeasured", b"tokens_min_unmeasured"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alignment_error_max", b"_alignment_error_max", "_cached_segments_max", b"_cached_segments_max", "_canary_percent", b"_canary_percent", "_depth_max", b"_depth_max", "_depth_min", b"_depth_min", "_exact_layers_first", b"_exact_layers_first", "_gain_min", b"_gain_min", "_in_domain_share_min", b"_in_domain_share_min", "_same_family", b"_same_family", "_tokens_min", b"_tokens_min", "_tokens_min_unmeasured", b"_tokens_min_unmeasured", "alignment_error_max", b"alignment_error_max", "breaker", b"breaker", "cached_segments_max", b"cached_segments_max", "canary_percent", b"canary_percent", "depth_max", b"depth_max", "depth_min", b"depth_min", "exact_layers_first", b"exact_layers_first", "gain_min", b"gain_min", "in_domain_share_min", b"in_domain_share_min", "mode", b"mode", "same_family", b"same_family", "tokens_min", b"tokens_min", "tokens_min_unmeasured", b"tokens_min_unmeasured", "transfer_encoding", b"transfer_encoding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__alignment_error_max: _TypeAlias = _typing.Literal["alignment_error_max"]  # noqa: Y015
     _WhichOneofArgType__alignment_error_max: _TypeAlias = _typing.Literal["_alignment_error_max", b"_alignment_error_max"]  # noqa: Y015
@@ -352,6 +360,8 @@ class RoutePolicy(_message.Message):
     _WhichOneofArgType__depth_max: _TypeAlias = _typing.Literal["_depth_max", b"_depth_max"]  # noqa: Y015
     _WhichOneofReturnType__depth_min: _TypeAlias = _typing.Literal["depth_min"]  # noqa: Y015
     _WhichOneofArgType__depth_min: _TypeAlias = _typing.Literal["_depth_min", b"_depth_min"]  # noqa: Y015
+    _WhichOneofReturnType__exact_layers_first: _TypeAlias = _typing.Literal["exact_layers_first"]  # noqa: Y015
+    _WhichOneofArgType__exact_layers_first: _TypeAlias = _typing.Literal["_exact_layers_first", b"_exact_layers_first"]  # noqa: Y015
     _WhichOneofReturnType__gain_min: _TypeAlias = _typing.Literal["gain_min"]  # noqa: Y015
     _WhichOneofArgType__gain_min: _TypeAlias = _typing.Literal["_gain_min", b"_gain_min"]  # noqa: Y015
     _WhichOneofReturnType__in_domain_share_min: _TypeAlias = _typing.Literal["in_domain_share_min"]  # noqa: Y015
@@ -372,6 +382,8 @@ class RoutePolicy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__depth_max) -> _WhichOneofReturnType__depth_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__depth_min) -> _WhichOneofReturnType__depth_min | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exact_layers_first) -> _WhichOneofReturnType__exact_layers_first | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gain_min) -> _WhichOneofReturnType__gain_min | None: ...
     @_typing.overload

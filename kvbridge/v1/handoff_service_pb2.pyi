@@ -820,19 +820,29 @@ class DownloadRequest(_message.Message):
 
     LEASE_TOKEN_FIELD_NUMBER: _builtins.int
     OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    ENCODING_FIELD_NUMBER: _builtins.int
+    EXACT_LAYERS_FIRST_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.str
     """Required. From Acquire."""
     offset_bytes: _builtins.int
-    """Canonical bytes to skip, to resume a broken stream."""
+    """Canonical bytes to skip, to resume a broken stream; 0 if they are encoded."""
+    encoding: _types_pb2.TransferEncoding.ValueType
+    """For nodes: how the values are to be written; unspecified stands for exact. In fewer bits than all, the stream is one frame for
+    each layer (`docs/peers.md`).
+    """
+    exact_layers_first: _builtins.int
+    """Layers below this index are sent with all their bits whatever the encoding."""
     def __init__(
         self,
         *,
         lease_token: _builtins.str = ...,
         offset_bytes: _builtins.int = ...,
+        encoding: _types_pb2.TransferEncoding.ValueType = ...,
+        exact_layers_first: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_token", b"lease_token", "offset_bytes", b"offset_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "exact_layers_first", b"exact_layers_first", "lease_token", b"lease_token", "offset_bytes", b"offset_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -102,6 +102,7 @@ class OpenedPayload(_message.Message):
     TIME_TO_LIVE_FIELD_NUMBER: _builtins.int
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
     FALLBACK_FIELD_NUMBER: _builtins.int
+    ENCODINGS_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.str
     """Proves the lease."""
     @_builtins.property
@@ -116,6 +117,10 @@ class OpenedPayload(_message.Message):
     def fallback(self) -> _types_pb2.FallbackText:
         """What consumers take instead of the cache."""
 
+    @_builtins.property
+    def encodings(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.TransferEncoding.ValueType]:
+        """How else than exactly the owner can write the values on their way; empty from nodes that know of no other way."""
+
     def __init__(
         self,
         *,
@@ -123,10 +128,11 @@ class OpenedPayload(_message.Message):
         time_to_live: _duration_pb2.Duration | None = ...,
         descriptor: _types_pb2.PayloadDescriptor | None = ...,
         fallback: _types_pb2.FallbackText | None = ...,
+        encodings: _abc.Iterable[_types_pb2.TransferEncoding.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "fallback", b"fallback", "time_to_live", b"time_to_live"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "fallback", b"fallback", "lease_token", b"lease_token", "time_to_live", b"time_to_live"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "encodings", b"encodings", "fallback", b"fallback", "lease_token", b"lease_token", "time_to_live", b"time_to_live"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -300,6 +300,34 @@ VERIFICATION_FULL: Verification.ValueType  # 3
 """Also that every stored value is finite."""
 Global___Verification: _TypeAlias = Verification  # noqa: Y015
 
+class _TransferEncoding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TransferEncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TransferEncoding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRANSFER_ENCODING_UNSPECIFIED: _TransferEncoding.ValueType  # 0
+    """Not said: inherited, or exact."""
+    TRANSFER_ENCODING_EXACT: _TransferEncoding.ValueType  # 1
+    """With all their bits."""
+    TRANSFER_ENCODING_INT8: _TransferEncoding.ValueType  # 2
+    """In eight bits."""
+    TRANSFER_ENCODING_INT4: _TransferEncoding.ValueType  # 3
+    """In four bits."""
+
+class TransferEncoding(_TransferEncoding, metaclass=_TransferEncodingEnumTypeWrapper):
+    """How values are written on their way from one node to another."""
+
+TRANSFER_ENCODING_UNSPECIFIED: TransferEncoding.ValueType  # 0
+"""Not said: inherited, or exact."""
+TRANSFER_ENCODING_EXACT: TransferEncoding.ValueType  # 1
+"""With all their bits."""
+TRANSFER_ENCODING_INT8: TransferEncoding.ValueType  # 2
+"""In eight bits."""
+TRANSFER_ENCODING_INT4: TransferEncoding.ValueType  # 3
+"""In four bits."""
+Global___TransferEncoding: _TypeAlias = TransferEncoding  # noqa: Y015
+
 @_typing.final
 class ModelTag(_message.Message):
     """The version of a model as far as its cache depends on it. Two tags are the same only if all fields are equal."""
@@ -813,6 +841,8 @@ class PayloadDescriptor(_message.Message):
     ALIGNER_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
     CONTEXT_DIGEST_FIELD_NUMBER: _builtins.int
+    TRANSFER_ENCODING_FIELD_NUMBER: _builtins.int
+    EXACT_LAYERS_FIRST_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of slot layout and digest."""
     capacity_tokens: _builtins.int
@@ -825,6 +855,12 @@ class PayloadDescriptor(_message.Message):
     """How far the bytes were checked at commit."""
     context_digest: _builtins.bytes
     """What the model saw before the first token, as in `PayloadSpec`."""
+    transfer_encoding: Global___TransferEncoding.ValueType
+    """How the values were written on their way from the node that owns them; unspecified stands for exact. Digests are those of what
+    lies here.
+    """
+    exact_layers_first: _builtins.int
+    """Layers below this index came with all their bits all the same; 0 if the encoding is exact."""
     @_builtins.property
     def reference(self) -> Global___PayloadReference:
         """Key and generation."""
@@ -874,10 +910,12 @@ class PayloadDescriptor(_message.Message):
         aligner: Global___AlignerTag | None = ...,
         media: _abc.Iterable[Global___MediaItem] | None = ...,
         context_digest: _builtins.bytes = ...,
+        transfer_encoding: Global___TransferEncoding.ValueType = ...,
+        exact_layers_first: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "geometry", b"geometry", "model", b"model", "reference", b"reference", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "capacity_tokens", b"capacity_tokens", "context_digest", b"context_digest", "derived_from", b"derived_from", "first_position", b"first_position", "format_version", b"format_version", "geometry", b"geometry", "layer_digests", b"layer_digests", "media", b"media", "model", b"model", "reference", b"reference", "tokens", b"tokens", "valid_length", b"valid_length", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligner", b"aligner", "capacity_tokens", b"capacity_tokens", "context_digest", b"context_digest", "derived_from", b"derived_from", "exact_layers_first", b"exact_layers_first", "first_position", b"first_position", "format_version", b"format_version", "geometry", b"geometry", "layer_digests", b"layer_digests", "media", b"media", "model", b"model", "reference", b"reference", "tokens", b"tokens", "transfer_encoding", b"transfer_encoding", "valid_length", b"valid_length", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
