@@ -113,7 +113,7 @@ class BridgeConfig:
     journal_files_max: int = 4
     """Most files of the journal, the one that is being written included; the oldest is deleted."""
     breakers_max: int = 4096
-    """Most routes between two model versions whose outcomes are counted."""
+    """Most routes between two model versions whose outcomes are counted, for each tenant."""
     catalog: str = ""
     """Path of the YAML file with models, aligners, routes and defaults; empty if the API changes them."""
     catalog_poll_seconds: float = 1.0

@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteKey:
-    """What a breaker watches: one route between two model versions along one edge."""
+    """What a breaker watches: one route between two model versions along one edge, as one tenant takes it."""
 
     route: str
     """Name of the route."""
@@ -60,6 +60,8 @@ class RouteKey:
     """Who takes it."""
     edge: str
     """The edge."""
+    tenant: str = ""
+    """Whose handoffs they are: what one tenant reports must not close a route to another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

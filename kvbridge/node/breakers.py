@@ -7,14 +7,15 @@
    digest, counts neither way.
 3. A trial counts as good when its consumer reports so, or gives its lease back without a complaint. A complaint that
    comes later opens the breaker again all the same.
+4. Tenants have breakers of their own, and as many: none can close a route to another, or make its breakers forgotten.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvbridge.core.breaker import Admission, BadOutcome, Breaker, BreakerPolicy, BreakerState
 from kvbridge.core.catalog.policy import RouteMode
@@ -43,50 +44,61 @@ class _Trial:
     """Names the handoff."""
 
 
+@dataclass(frozen=True, slots=True)
+class _OfTenant:
+    """What is kept for one tenant."""
+
+    breakers: OrderedDict[RouteKey, Breaker] = field(default_factory=OrderedDict)
+    """Its breakers; the last is the one that was used last."""
+    bad_payloads: OrderedDict[PayloadReference, None] = field(default_factory=OrderedDict)
+    """Its payloads that have counted."""
+
+
 class Breakers:
-    """One breaker for each route between two model versions along one edge."""
+    """One breaker for each route between two model versions along one edge, for each tenant."""
 
     def __init__(self, breakers_max: int) -> None:
-        """Start with every route closed; of more than `breakers_max` routes the longest unused is forgotten."""
+        """Start closed; of more than `breakers_max` routes of one tenant the longest unused is forgotten."""
         self._breakers_max = breakers_max
-        self._breakers: OrderedDict[RouteKey, Breaker] = OrderedDict()
-        self._bad_payloads: OrderedDict[PayloadReference, None] = OrderedDict()
+        self._of_tenants: defaultdict[str, _OfTenant] = defaultdict(_OfTenant)
         self._trials: OrderedDict[str, _Trial] = OrderedDict()  # by lease token, until one thing decides each
 
     def __repr__(self) -> str:
         """Show how many routes there are, and how many are not closed."""
-        tripped = sum(breaker.state is not BreakerState.CLOSED for breaker in self._breakers.values())
-        return f"<Breakers of {len(self._breakers)} routes, {tripped} tripped>"
+        breakers = [breaker for mine in self._of_tenants.values() for breaker in mine.breakers.values()]
+        tripped = sum(breaker.state is not BreakerState.CLOSED for breaker in breakers)
+        return f"<Breakers of {len(breakers)} routes, {tripped} tripped>"
 
     def admit(self, route: RouteKey, policy: BreakerPolicy, *, now: float) -> Admission:
         """Say whether a handoff may take this route now."""
-        breaker = self._breakers.get(route)
+        breakers = self._of_tenants[route.tenant].breakers
+        breaker = breakers.get(route)
         if breaker is None:
-            breaker = self._breakers[route] = Breaker(policy)
-            if len(self._breakers) > self._breakers_max:
-                self._breakers.popitem(last=False)
+            breaker = breakers[route] = Breaker(policy)
+            if len(breakers) > self._breakers_max:
+                breakers.popitem(last=False)
         elif breaker.policy is not policy and breaker.policy != policy:
             breaker.replace_policy(now, policy)
-        self._breakers.move_to_end(route)
+        breakers.move_to_end(route)
         admission = breaker.admit(now)
         self._announce(route, breaker)
         return admission
 
     def note(self, part: PartRecord, *, now: float) -> None:
         """Count what became of one part when it was answered."""
-        breaker = None if part.route is None else self._breakers.get(part.route)
+        breaker = self._find(part.route)
         if part.route is None or breaker is None:
             return
         if part.leased:
             if not part.trial:
                 breaker.record_good(now, trial=False)
         else:
-            self._note_text(part, breaker, now)
+            self._note_text(part, part.route.tenant, breaker, now)
         self._announce(part.route, breaker)
 
     def abandon(self, route: RouteKey, *, now: float) -> None:
         """Make room for another trial on `route` in place of one that did not take place."""
-        breaker = self._breakers.get(route)
+        breaker = self._find(route)
         if breaker is not None:
             breaker.abandon_trial(now)
             self._announce(route, breaker)
@@ -103,7 +115,7 @@ class Breakers:
             return
         for token in lease_tokens:
             trial = self._trials.pop(token, None)
-            breaker = None if trial is None else self._breakers.get(trial.route)
+            breaker = None if trial is None else self._find(trial.route)
             if trial is not None and breaker is not None:
                 breaker.record_good(now, trial=True)
                 self._announce(trial.route, breaker)
@@ -112,35 +124,39 @@ class Breakers:
         """Count what a consumer reported of a handoff for the first time."""
         undecided = self._decide_trials(record.handoff_id)
         for part in record.parts:
-            breaker = None if part.route is None else self._breakers.get(part.route)
+            breaker = self._find(part.route)
             if part.leased and part.route is not None and breaker is not None:
                 _count(outcome, breaker, now, trial=part.trial, undecided=part.trial and part.route in undecided)
                 self._announce(part.route, breaker)
 
-    def of_route(self, name: str) -> tuple[str, str]:
-        """Return the worst state among the breakers of a route, and its figures for people."""
-        breakers = [breaker for key, breaker in self._breakers.items() if key.route == name]
+    def of_route(self, name: str, tenant: str) -> tuple[str, str]:
+        """Return the worst state among a tenant's breakers of a route, and its figures for people."""
+        breakers = [breaker for key, breaker in self._of_tenants[tenant].breakers.items() if key.route == name]
         if not breakers:
             return (BreakerState.CLOSED, "")
         worst = min(breakers, key=lambda breaker: _SEVERITY.index(breaker.state))
         return (worst.state, repr(worst).strip("<>"))
 
-    def _note_text(self, part: PartRecord, breaker: Breaker, now: float) -> None:
+    def _find(self, route: RouteKey | None) -> Breaker | None:
+        return None if route is None else self._of_tenants[route.tenant].breakers.get(route)
+
+    def _note_text(self, part: PartRecord, tenant: str, breaker: Breaker, now: float) -> None:
         if part.trial:
             breaker.abandon_trial(now)
         outcome = _bad_finding(part)
         if outcome is None:
             if part.route_mode is RouteMode.SHADOW and part.verdict.would_pass:
                 breaker.record_good(now, trial=False)
-        elif outcome is BadOutcome.ALIGNMENT or self._is_news(part.reference):
+        elif outcome is BadOutcome.ALIGNMENT or self._is_news(tenant, part.reference):
             breaker.record_bad(now, outcome, trial=part.trial)
 
-    def _is_news(self, reference: PayloadReference) -> bool:
-        if reference in self._bad_payloads:
+    def _is_news(self, tenant: str, reference: PayloadReference) -> bool:
+        bad_payloads = self._of_tenants[tenant].bad_payloads
+        if reference in bad_payloads:
             return False
-        self._bad_payloads[reference] = None
-        if len(self._bad_payloads) > self._breakers_max:
-            self._bad_payloads.popitem(last=False)
+        bad_payloads[reference] = None
+        if len(bad_payloads) > self._breakers_max:
+            bad_payloads.popitem(last=False)
         return True
 
     def _decide_trials(self, handoff_id: str) -> set[RouteKey]:
@@ -156,6 +172,7 @@ class Breakers:
                     "source": f"{route.source.name}@{route.source.revision}",
                     "target": f"{route.target.name}@{route.target.revision}",
                     "edge": route.edge,
+                    "tenant": route.tenant,
                     "before": change.before,
                     "after": change.after,
                     "detail": change.detail,

@@ -126,7 +126,7 @@ class Surroundings:
             return Passage(conditions=Conditions(kill_switch=kill_switch))
         catalog = self._catalog.catalog
         route = catalog.route_for(source, terms.model, terms.edge)
-        key = RouteKey(route=route.name, source=source, target=terms.model, edge=terms.edge)
+        key = RouteKey(route=route.name, source=source, target=terms.model, edge=terms.edge, tenant=made.tenant)
         admission = self._breakers.admit(key, route.policy.breaker, now=now)
         descriptor = None if isinstance(found, Tombstone) else found.descriptor
         target = catalog.model(terms.model)

@@ -48,7 +48,7 @@ LEFT_BEHIND_MAX = 1000
 WHY_CHARACTERS_MAX = 1024
 """Longest reason for the kill switch."""
 
-BreakerOf: TypeAlias = Callable[[str], tuple[str, str]]
+BreakerOf: TypeAlias = Callable[[str, str], tuple[str, str]]
 """Tells state and figures of a route's breaker."""
 _Context: TypeAlias = aio.ServicerContext[Any, Any]
 _Entry = TypeVar("_Entry")
@@ -66,7 +66,7 @@ class CatalogServicer(QuarantineMethods, CatalogServiceServicer):
         *,
         quarantines: QuarantineKeeper,
         message_bytes_max: int,
-        breaker_of: BreakerOf = lambda _: ("CLOSED", ""),
+        breaker_of: BreakerOf = lambda *_: ("CLOSED", ""),
     ) -> None:
         """Serve what `keeper` keeps, in answers of at most `message_bytes_max` bytes."""
         self._keeper = keeper
@@ -188,11 +188,11 @@ class CatalogServicer(QuarantineMethods, CatalogServiceServicer):
 
     async def ListRoutes(self, request: pb.ListRoutesRequest, context: _Context) -> pb.ListRoutesResponse:  # noqa: N802
         """List routes, by name, with everything that they inherit and their breakers."""
-        caller(self._sessions, context)
+        tenant = caller(self._sessions, context).tenant
         catalog = self._keeper.catalog
 
         def listed(route: Route) -> pb.ListedRoute:
-            state, detail = self._breaker_of(route.name)
+            state, detail = self._breaker_of(route.name, tenant)
             return pb.ListedRoute(
                 route=encode_route(route),
                 effective=encode_policy(catalog.policy_of(route)),

@@ -104,7 +104,7 @@ class Desk:
         answer = await self.acquire("0", edge="e")
         self.release(answer.parts[0])
         self.bridge.reports.take(self.consumer, Report(handoff_id=answer.handoff_id, outcome=BAD))
-        assert self.bridge.breakers.of_route("e")[0] == BreakerState.OPEN
+        assert self.bridge.breakers.of_route("e", "default")[0] == BreakerState.OPEN
         await asyncio.sleep(0.001)  # A whole bridge has no clock to turn by hand.
         self.release((await self.acquire("0", edge="e")).parts[0])
         assert self.newest.parts[0].trial

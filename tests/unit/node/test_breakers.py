@@ -71,7 +71,7 @@ class Desk:
     @property
     def state(self) -> str:
         """Return the state of the default route's breaker."""
-        return self.breakers.of_route("default")[0]
+        return self.breakers.of_route("default", "")[0]
 
 
 @pytest.mark.parametrize(
@@ -248,11 +248,27 @@ def test_the_longest_unused_route_is_forgotten() -> None:
     for name in "abc":
         desk.admit(replace(records.ROUTE, route=name))
     assert repr(desk.breakers) == "<Breakers of 2 routes, 0 tripped>"
-    assert desk.breakers.of_route("a") == (BreakerState.CLOSED, "")
+    assert desk.breakers.of_route("a", "") == (BreakerState.CLOSED, "")
     for number in range(10):
         desk.refuse(Reason.PAYLOAD_CORRUPT, str(number))
         desk.breakers.trial_began(records.ROUTE, lease_token=str(number), handoff_id="h")
-    assert len(desk.breakers._bad_payloads) == len(desk.breakers._trials) == 2
+    assert len(desk.breakers._of_tenants[""].bad_payloads) == len(desk.breakers._trials) == 2
+
+
+def test_no_tenant_moves_the_breakers_of_another() -> None:
+    """Not by reports, not by a payload of the same name, not by taking so many routes that others are forgotten."""
+    desk = Desk(breakers_max=2)
+    theirs = replace(records.ROUTE, tenant="other")
+    desk.trip()
+    desk.now -= 1.0
+    assert desk.admit(theirs) is AdmissionKind.ALLOWED
+    for key in "ab":  # As bad for the other tenant, and news to it.
+        desk.refuse(Reason.PAYLOAD_CORRUPT, key, route=theirs)
+    assert desk.admit(theirs) is AdmissionKind.REFUSED
+    for number in range(10):
+        desk.admit(replace(theirs, edge=str(number)))
+    assert desk.admit() is AdmissionKind.REFUSED
+    assert desk.breakers.of_route("default", "")[0] == BreakerState.OPEN
 
 
 def test_a_new_policy_holds_at_once() -> None:

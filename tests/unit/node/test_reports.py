@@ -41,7 +41,7 @@ class Desk:
     @property
     def state(self) -> str:
         """Return the state of the route's breaker."""
-        return self.breakers.of_route("default")[0]
+        return self.breakers.of_route("default", "")[0]
 
     def prefill_seconds(self, tokens: int) -> float | None:
         """Return what a prefill is estimated to take."""
