@@ -1,4 +1,8 @@
-"""What prefills and handoffs cost on this node, for the gate's question whether a handoff pays."""
+"""What prefills and handoffs cost on this node, for the gate's question whether a handoff pays.
+
+What a tenant's clients report, or take their time for, is believed for that tenant alone: it decides which handoffs
+become text. What other nodes send is measured by this node between nodes, and holds for all.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +37,22 @@ class CostKeeper:
         """Start without any measurement; `clock` gives monotonic seconds."""
         self._clock = clock
         self._pulled_at: dict[str, float] = {}  # by owner; only configured nodes are pulled from
-        self.model = CostModel(limits or CostLimits())
+        self._limits = limits or CostLimits()
+        self._pulls = CostModel(self._limits)
+        self._of_tenants: dict[str, CostModel] = {}
         self.checks = CheckCosts(clock)
         self._node_id = node_id
 
     def __repr__(self) -> str:
         """Show how much is measured."""
-        return f"<CostKeeper of {self._node_id}: {self.model!r}>"
+        return f"<CostKeeper of {self._node_id}: {self._of_tenants!r}, {self._pulls!r}>"
+
+    def of_tenant(self, tenant: str) -> CostModel:
+        """Return what was measured of one tenant's models and clients."""
+        model = self._of_tenants.get(tenant)
+        if model is None:
+            model = self._of_tenants[tenant] = CostModel(self._limits)
+        return model
 
     def costs(
         self,
@@ -54,10 +67,12 @@ class CostKeeper:
         owner: str | None = None,
     ) -> Costs:
         """Return what handing over a payload costs, and whether that pays; `owner` is the node that still has it."""
-        pair, nbytes = self._pair(attached=attached, owner=owner), descriptor.canonical_bytes
+        nbytes = descriptor.canonical_bytes
         check_seconds = self.checks.estimate(payload, descriptor, verification)
-        moved = self.model.estimate(consumer, pair, descriptor.valid_length, nbytes)
-        estimate = _with_check(moved, check_seconds)
+        here = self.of_tenant(payload[0]).estimate(
+            consumer, self._pair(attached=attached or owner is not None), descriptor.valid_length, nbytes
+        )
+        estimate = _with_check(here if owner is None else self._pulled(here, owner, nbytes), check_seconds)
         wanted = _cost_policy(policy.tokens_min_unmeasured, policy.gain_min)
         return Costs(
             problem=judge(estimate, descriptor.valid_length, wanted),
@@ -67,43 +82,47 @@ class CostKeeper:
             deadline_seconds=deadline_seconds,
         )
 
-    def record_prefill(self, model: ModelTag, tokens: int, seconds: float) -> None:
+    def record_prefill(self, tenant: str, model: ModelTag, tokens: int, seconds: float) -> None:
         """Take a consumer's report of a prefill.
 
         Raises:
             InvalidFieldError: a figure is not a positive, finite number within bounds.
         """
-        self.model.record_prefill(model, tokens, seconds)
+        self.of_tenant(tenant).record_prefill(model, tokens, seconds)
 
-    def record_scatter(self, model: ModelTag, nbytes: int, seconds: float) -> None:
+    def record_scatter(self, tenant: str, model: ModelTag, nbytes: int, seconds: float) -> None:
         """Take a consumer's report of how long it took to bring a cache into its own memory.
 
         Raises:
             InvalidFieldError: a figure is not a positive, finite number within bounds.
         """
-        self.model.record_scatter(model, nbytes, seconds)
+        self.of_tenant(tenant).record_scatter(model, nbytes, seconds)
 
-    def record_download(self, nbytes: int, seconds: float) -> None:
-        """Take the node's own measurement of a download."""
+    def record_download(self, tenant: str, nbytes: int, seconds: float) -> None:
+        """Take the node's own measurement of a download, which is as fast as its reader at most."""
         with suppress(InvalidFieldError):  # A clock that showed no time at all.
-            self.model.record_transfer(self._pair(attached=False), nbytes, seconds)
+            self.of_tenant(tenant).record_transfer(self._pair(attached=False), nbytes, seconds)
 
     def record_pull(self, owner: str, nbytes: int, seconds: float) -> None:
         """Take the node's own measurement of bytes that came from another node."""
         with suppress(InvalidFieldError):  # A clock that showed no time at all.
-            self.model.record_transfer((owner, self._node_id), nbytes, seconds)
+            self._pulls.record_transfer((owner, self._node_id), nbytes, seconds)
             self._pulled_at[owner] = self._clock()
 
-    def _pair(self, *, attached: bool, owner: str | None = None) -> tuple[str, str]:
-        if owner is not None:
-            return (owner, self._node_id)
+    def _pulled(self, here: Estimate, owner: str, nbytes: int) -> Estimate:
+        """Return an estimate in which the handoff costs the way from another node, too; it was for this host."""
+        seconds = self._pulls.transfer_seconds((owner, self._node_id), nbytes)
+        handoff_seconds = None if seconds is None else seconds + (here.handoff_seconds or 0.0)
+        return Estimate(prefill_seconds=here.prefill_seconds, handoff_seconds=handoff_seconds)
+
+    def _pair(self, *, attached: bool) -> tuple[str, str]:
         return (self._node_id, self._node_id if attached else BY_VALUE)
 
     def pull_seconds(self, owner: str | None, nbytes: int) -> float:
         """Return how long bytes of another node would take, by what was measured lately; 0 if nothing was."""
         if owner is None or self._clock() - self._pulled_at.get(owner, -math.inf) > PULL_TRUST_SECONDS:
             return 0.0
-        return self.model.transfer_seconds((owner, self._node_id), nbytes) or 0.0
+        return self._pulls.transfer_seconds((owner, self._node_id), nbytes) or 0.0
 
 
 @lru_cache(maxsize=_POLICIES_MAX)

@@ -57,18 +57,18 @@ class Reports:
         before = self._journal.find(report.handoff_id)
         is_first = before is not None and before.client_id == client.client_id and before.outcome is None
         if before is not None and is_first:
-            self.measure(before.model, prefill=report.prefill, scatter=report.scatter)
+            self.measure(client.tenant, before.model, prefill=report.prefill, scatter=report.scatter)
         record = self._journal.report(report.handoff_id, client.client_id, report.outcome)
         if is_first:
             self._breakers.reported(record, report.outcome, now=self._clock())
 
-    def measure(self, model: ModelTag, *, prefill: Measured | None, scatter: Measured | None) -> None:
-        """Take measurements of `model`, which need not belong to any handoff.
+    def measure(self, tenant: str, model: ModelTag, *, prefill: Measured | None, scatter: Measured | None) -> None:
+        """Take measurements of `model` by a tenant's consumer, which need not belong to any handoff.
 
         Raises:
             InvalidFieldError: a measurement is not a positive, finite number within bounds.
         """
         if prefill is not None:
-            self._costs.record_prefill(model, prefill.size, prefill.seconds)
+            self._costs.record_prefill(tenant, model, prefill.size, prefill.seconds)
         if scatter is not None:
-            self._costs.record_scatter(model, scatter.size, scatter.seconds)
+            self._costs.record_scatter(tenant, model, scatter.size, scatter.seconds)

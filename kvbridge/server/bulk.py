@@ -104,7 +104,7 @@ class BulkServicer:
             yield encode_chunk(pieces, DOWNLOAD_CHUNK_TAG)
         # What another node takes says how far away that is, not what consumers by value have to wait for.
         if not wanted.offset_bytes and not to_a_node:
-            self._bridge.costs.record_download(total_bytes, time.perf_counter() - began_at)
+            self._bridge.costs.record_download(client.tenant, total_bytes, time.perf_counter() - began_at)
 
 
 async def _write_chunks(upload: Upload, messages: AsyncIterator[bytes], *, pause_seconds_max: float) -> pb.PayloadSeal:

@@ -37,7 +37,7 @@ def take_report(reports: Reports, client: Client, request: pb.ReportRequest) -> 
     else:
         require(request.HasField("model"), "model")
         require(prefill is not None or scatter is not None, "prefill")
-        reports.measure(decode_model_tag(request.model), prefill=prefill, scatter=scatter)
+        reports.measure(client.tenant, decode_model_tag(request.model), prefill=prefill, scatter=scatter)
     return pb.ReportResponse()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvbridge.core.catalog.policy import RoutePolicy
+from kvbridge.core.cost import CostLimits
 from kvbridge.core.cost.curve import RATES_MIN
 from kvbridge.core.cost.policy import GAIN_MAX
 from kvbridge.core.descriptor import Verification, seal
@@ -38,7 +39,7 @@ def with_prefill(seconds: float) -> CostKeeper:
     """Return costs of a node to which enough prefills of 256 tokens were reported."""
     keeper = CostKeeper("node-1")
     for _ in range(RATES_MIN):
-        keeper.record_prefill(MODEL, 256, seconds)
+        keeper.record_prefill("default", MODEL, 256, seconds)
     return keeper
 
 
@@ -63,10 +64,10 @@ def test_a_client_by_value_needs_its_transfer_measured() -> None:
     keeper = with_prefill(0.5)
     assert costs_of(keeper, attached=False).problem is not None
     for _ in range(RATES_MIN):
-        keeper.record_download(BYTES, 0.1)
+        keeper.record_download("default", BYTES, 0.1)
     assert costs_of(keeper, attached=False).problem is None
     for _ in range(2 * RATES_MIN + 1):
-        keeper.record_download(BYTES, 0.6)
+        keeper.record_download("default", BYTES, 0.6)
     slow = costs_of(keeper, attached=False)
     assert slow.problem is not None
     assert slow.handoff_seconds == pytest.approx(0.6)
@@ -77,7 +78,7 @@ def test_a_scatter_counts_as_cost() -> None:
     """What the consumer needs to bring the cache into its own blocks is part of the handoff."""
     keeper = with_prefill(0.5)
     for _ in range(RATES_MIN):
-        keeper.record_scatter(MODEL, BYTES, 0.3)
+        keeper.record_scatter("default", MODEL, BYTES, 0.3)
     assert costs_of(keeper).problem is None
     assert costs_of(keeper, RoutePolicy(gain_min=2.0)).problem is not None
 
@@ -101,6 +102,21 @@ def test_other_models_prefills_say_nothing() -> None:
     """Measurements belong to one model version."""
     keeper = with_prefill(0.5)
     assert costs_of(keeper, consumer=replace(MODEL, revision="another")).problem is not None
+
+
+def test_no_tenant_decides_what_pays_for_another() -> None:
+    """What its clients report, and how slowly they read, is theirs; how fast other nodes send holds for everybody."""
+    keeper, before = with_prefill(0.5), costs_of(with_prefill(0.5))
+    for _ in range(2 * RATES_MIN + 1):
+        keeper.record_prefill("other", MODEL, 256, 1e-6)
+        keeper.record_scatter("other", MODEL, BYTES, 1000.0)
+        keeper.record_download("other", BYTES, 1000.0)
+        keeper.record_pull("node-2", BYTES, 0.1)
+    for number in range(2 * CostLimits().models_max):
+        keeper.record_prefill("other", replace(MODEL, revision=str(number)), 256, 1.0)
+    assert costs_of(keeper) == before
+    assert "fewer than" in str(costs_of(keeper, attached=False).problem), "its own downloads are not measured"
+    assert costs_of(keeper, owner="node-2").handoff_seconds == pytest.approx(0.1)
 
 
 def test_every_policy_of_a_route_can_be_judged_by() -> None:

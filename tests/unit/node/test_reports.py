@@ -45,7 +45,11 @@ class Desk:
 
     def prefill_seconds(self, tokens: int) -> float | None:
         """Return what a prefill is estimated to take."""
-        return self.costs.model.estimate(builders.model_tag(), ("node-1", "node-1"), tokens, 1).prefill_seconds
+        return (
+            self.costs.of_tenant(CLIENT.tenant)
+            .estimate(builders.model_tag(), ("node-1", "node-1"), tokens, 1)
+            .prefill_seconds
+        )
 
 
 def test_a_bad_report_reaches_journal_and_breaker() -> None:
@@ -87,9 +91,12 @@ def test_measurements_need_no_handoff() -> None:
     desk = Desk()
     for _ in range(RATES_MIN):
         desk.reports.measure(
-            builders.model_tag(), prefill=Measured(size=100, seconds=1.0), scatter=Measured(size=1000, seconds=0.1)
+            CLIENT.tenant,
+            builders.model_tag(),
+            prefill=Measured(size=100, seconds=1.0),
+            scatter=Measured(size=1000, seconds=0.1),
         )
     assert desk.prefill_seconds(100) == pytest.approx(1.0)
-    assert desk.costs.model.estimate(builders.model_tag(), ("node-1", "node-1"), 100, 1000).handoff_seconds == (
-        pytest.approx(0.1)
-    )
+    assert desk.costs.of_tenant(CLIENT.tenant).estimate(
+        builders.model_tag(), ("node-1", "node-1"), 100, 1000
+    ).handoff_seconds == (pytest.approx(0.1))

@@ -72,7 +72,7 @@ def test_measurements_of_a_model_need_no_handoff() -> None:
     desk, model = Desk(), encode_model_tag(builders.model_tag())
     for _ in range(RATES_MIN):
         desk.take(model=model, prefill=prefill(100, 0.5))
-    estimate = desk.costs.model.estimate(builders.model_tag(), ("node-1", "node-1"), 100, 1)
+    estimate = desk.costs.of_tenant(CLIENT.tenant).estimate(builders.model_tag(), ("node-1", "node-1"), 100, 1)
     assert estimate.prefill_seconds == pytest.approx(0.5)
 
 
