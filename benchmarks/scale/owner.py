@@ -8,6 +8,7 @@ over the owner's uplink only if it passes.
 from __future__ import annotations
 
 from itertools import chain
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,10 @@ class Owner:
         self._scale, self._node = scale, node
         self._desk = Desk(scale, linger_seconds=scale.linger_seconds)
         self._announcer = Announcer(
-            {TENANT: self._desk}, key_ttl_seconds=scale.config().directory_key_ttl_seconds, clock=self._desk.clock
+            {TENANT: self._desk},
+            key_ttl_seconds=scale.config().directory_key_ttl_seconds,
+            clock=self._desk.clock,
+            draw=Random(f"{scale.seed} {node}").random,
         )
         self._desk.on_ended.append(self._ended)
         # As if every node that pulls from this one told all others how long it took.

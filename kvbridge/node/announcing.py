@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -15,19 +16,29 @@ BATCH_MAX = 500
 PENDING_MAX = 65_536
 """Most changes that wait to be told; if there are more, everything is told instead."""
 _TIMES_PER_TTL = 3
+_JITTER = 0.25
+"""By up to this share a round begins early, so that nodes that started together do not go on telling together."""
 
 
 class Announcer:
     """Knows what the directory has yet to be told."""
 
-    def __init__(self, tenancies: Mapping[str, Tenancy], *, key_ttl_seconds: float, clock: Callable[[], float]) -> None:
-        """Tell of the keys of these tenants; `clock` is the ledgers'."""
+    def __init__(
+        self,
+        tenancies: Mapping[str, Tenancy],
+        *,
+        key_ttl_seconds: float,
+        clock: Callable[[], float],
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """Tell of the keys of these tenants; `clock` is the ledgers', and `draw` gives chance, from 0 to 1."""
         self._tenancies = tenancies
         self._clock = clock
+        self._draw = draw
         self._round_seconds = key_ttl_seconds / _TIMES_PER_TTL
         self._changed: dict[tuple[str, str], None] = {}
         self._walk: Iterator[tuple[str, str]] | None = None
-        self._walked_at = clock()
+        self._walk_at = clock() + self._pause()
         self.on_change: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
@@ -45,7 +56,7 @@ class Announcer:
     def tell_everything(self) -> None:
         """Begin to tell everything, because the directory may know nothing."""
         self._walk = None
-        self._walked_at = float("-inf")
+        self._walk_at = float("-inf")
 
     def batch(self) -> tuple[list[Entry], bool]:
         """Return what is to be told next, and whether there is more; what is returned counts as told."""
@@ -73,9 +84,9 @@ class Announcer:
 
     def _take_walked(self, count: int) -> list[Entry]:
         if self._walk is None:
-            if self._clock() - self._walked_at < self._round_seconds:
+            if self._clock() < self._walk_at:
                 return []
-            self._walked_at = self._clock()
+            self._walk_at = self._clock() + self._pause()
             self._walk = self._everything()
         entries = []
         for name in self._walk:
@@ -84,6 +95,9 @@ class Announcer:
                 return entries
         self._walk = None
         return entries
+
+    def _pause(self) -> float:
+        return self._round_seconds * (1 - _JITTER * self._draw())
 
     def _everything(self) -> Iterator[tuple[str, str]]:
         """Yield every key under which there is something, page by page, so that the ledger is not held meanwhile."""

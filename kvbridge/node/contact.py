@@ -38,6 +38,7 @@ class Contact:
         self._orders = orders
         self._hear = hear
         self._woken = asyncio.Event()
+        self._has_news = False
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -56,8 +57,9 @@ class Contact:
         )
         self._task.add_done_callback(_report_failure)
 
-    def wake(self) -> None:
-        """Call at once."""
+    def wake(self, *, with_news: bool) -> None:
+        """Call at once; `with_news` says that the other node cannot know yet what there is to be told."""
+        self._has_news = self._has_news or with_news
         self._woken.set()
 
     async def close(self) -> None:
@@ -78,10 +80,12 @@ class Contact:
         """Call the other node, until both know the same or a beat has taken long enough.
 
         What it knew at the last beat says little: with news about, somebody else has probably told it. So it is asked
-        for a digest first, and all orders are sent only if that still differs.
+        for a digest first, and all orders are sent only if that still differs, unless the news was made here.
         """
+        has_news, self._has_news = self._has_news, False
         try:
-            await self._greet()
+            if not has_news or not self.epoch:
+                await self._greet()
             for _ in range(_EXCHANGES_MAX):
                 if self.agrees:
                     return
@@ -100,6 +104,7 @@ class Contact:
     async def _exchange(self) -> None:
         news = await self._neighbour().exchange(self._orders.news(), seconds_max=_SECONDS_MAX)
         self._digest = news.digest
+        self.is_reachable = True
         self._orders.take(news)
 
     def _neighbour(self) -> Neighbour:

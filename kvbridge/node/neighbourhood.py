@@ -156,7 +156,7 @@ class Neighbourhood:
         if is_learned and len(contacts) > CONTACTS_PER_BEAT:
             contacts = random.sample(contacts, CONTACTS_PER_BEAT)
         for contact in contacts:
-            contact.wake()
+            contact.wake(with_news=not is_learned)
 
     def _told(self, order: Order) -> None:
         """Take an order from the directory, which then need not be told of it."""
