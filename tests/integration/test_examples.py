@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.harness import BridgeProcess, running_bridge
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, *arguments: str, bridge: BridgeProcess) -> str:
@@ -27,3 +33,31 @@ def test_an_engine_of_its_own_takes_the_text_before_and_the_cache_after() -> Non
         assert "text because of PAYLOAD_UNKNOWN" in run("own_engine.py", "consume", bridge=bridge)
         assert "published: True" in run("own_engine.py", "produce", bridge=bridge)
         assert "cache of 600 tokens" in run("own_engine.py", "consume", bridge=bridge)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the commands make certificates with openssl")
+def test_two_tenants_as_the_documentation_has_them(tmp_path: Path) -> None:
+    """Its commands, as they stand but for the ports: A publishes and gets the cache, B is told of an unknown key."""
+    _, section = (ROOT / "docs/security.md").read_text(encoding="utf-8").split("### Two tenants, for a try\n")
+    commands = (
+        section.split("```bash\n")[1].split("```")[0].replace("kvbridge serve", "kvbridge serve --metrics-listen ''")
+    )
+    assert "7411" in commands
+    done = subprocess.run(
+        ["bash", "-euc", commands.replace("7411", str(_free_port()))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"published: True|cache of 600 tokens|text because of \w+", done.stdout)
+    assert said == ["published: True", "cache of 600 tokens", "text because of PAYLOAD_UNKNOWN"]
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
