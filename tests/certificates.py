@@ -109,6 +109,7 @@ class Secret:
         folder = self.directory / f"..{self._version}"
         folder.mkdir()
         for name, content in (("tls.crt", issued.certificate), ("tls.key", issued.key), ("ca.crt", ca)):
+            (folder / name).touch(mode=0o600)
             (folder / name).write_bytes(content)
         link = self.directory / "..data_tmp"
         link.symlink_to(folder.name)

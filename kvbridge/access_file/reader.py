@@ -144,8 +144,9 @@ class _Reading:
         try:
             digests = read_token_digests(self.token_files[-1])
         except UnreadableError as error:
-            where = f"line {error.problem.line} of " if error.problem.line else ""
-            self._check(False, path, f"{where}{name}: {error.problem.problem}")  # noqa: FBT003
+            # A name that leads to no file may be a token that somebody put in the wrong place.
+            where = f"line {error.problem.line} of {name}: " if error.problem.line else ""
+            self._check(False, path, f"{where}{error.problem.problem}")  # noqa: FBT003
             return frozenset()
         for digest in digests:
             self._claim(digest, path)

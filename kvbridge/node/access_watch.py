@@ -8,12 +8,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TypeAlias
 
 from kvbridge.access_file import AccessFileError, load_access_file
 from kvbridge.core.access import AccessPolicy
 from kvbridge.node.file_signature import Signature, is_settled, signature_of
+from kvbridge.tls import is_open_to_others
+
+_log = logging.getLogger(__name__)
 
 _Signatures: TypeAlias = tuple[Signature | None, ...]
 
@@ -27,6 +31,7 @@ class WatchedAccess:
         self._files: tuple[str, ...] = (path,)
         self._signatures: _Signatures | None = None
         self._told: AccessPolicy | str | None = None
+        self._warned_of: set[str] = set()
 
     def look(self) -> AccessPolicy | AccessFileError | None:
         """Return what is new: a policy, or why the content is refused; None if nothing is."""
@@ -41,9 +46,16 @@ class WatchedAccess:
         if self._told is not None and _signatures(self._files) != before:
             return None
         self._files = (self._path, *loaded.token_files)
+        self._warn_of_readers()
         after = _signatures(self._files)
         self._signatures = after if all(map(is_settled, after)) else None
         return self._tell(loaded.policy)
+
+    def _warn_of_readers(self) -> None:
+        for path in sorted(set(self._files[1:]) - self._warned_of):
+            if is_open_to_others(path):
+                self._warned_of.add(path)
+                _log.warning("every user of this host may read a file of tokens", extra={"file": path})
 
     def _tell(self, found: AccessPolicy | AccessFileError) -> AccessPolicy | AccessFileError | None:
         told = str(found) if isinstance(found, AccessFileError) else found

@@ -2,7 +2,7 @@
 
 from kvbridge.tls.certificate import CertificateError, validity_of
 from kvbridge.tls.contexts import client_context, server_context
-from kvbridge.tls.files import TlsFileError, TlsFiles, TlsMaterial, read_material
+from kvbridge.tls.files import TlsFileError, TlsFiles, TlsMaterial, is_open_to_others, read_material
 from kvbridge.tls.keeper import TlsKeeper, TlsStanding
 from kvbridge.tls.subjects import subjects_of
 from kvbridge.tls.token_file import TOKEN_CHARACTERS_MIN, TokenFile, TokenFileError
@@ -18,6 +18,7 @@ __all__ = [
     "TokenFile",
     "TokenFileError",
     "client_context",
+    "is_open_to_others",
     "read_material",
     "server_context",
     "subjects_of",

@@ -93,6 +93,14 @@ def read_file(path: str) -> bytes:
     return content
 
 
+def is_open_to_others(path: str) -> bool:
+    """Tell whether a file's own mode lets every user of the host read it; False if nobody can say."""
+    try:
+        return bool(os.stat(path).st_mode & stat.S_IROTH)  # noqa: PTH116 - any kind of file
+    except (OSError, ValueError):
+        return False
+
+
 def _require_certificate(path: str, content: bytes) -> None:
     try:
         validity_of(content)

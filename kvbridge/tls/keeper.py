@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvbridge.tls.contexts import client_context, server_context
-from kvbridge.tls.files import TlsFileError, TlsFiles, TlsMaterial, read_material
+from kvbridge.tls.files import TlsFileError, TlsFiles, TlsMaterial, is_open_to_others, read_material
 from kvbridge.tls.signatures import Signature, is_settled, signature_of
 
 _WARN_AGAIN_SECONDS = 3600.0
@@ -77,6 +77,7 @@ class TlsKeeper:
     def start(self) -> None:
         """Begin to look at the files."""
         self._warn_of_expiry()
+        self._warn_of_readers()
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"kvbridge-tls-{self.purpose}")
         self._watcher.add_done_callback(_report_failure)
 
@@ -160,6 +161,7 @@ class TlsKeeper:
         self._warned_at = -_WARN_AGAIN_SECONDS
         for listener in self._listeners:
             listener(material)
+        self._warn_of_readers()
         _log.info(
             "certificate files changed",
             extra={"for": self.purpose, "version": self.version, "expires_at": material.expires_at},
@@ -177,6 +179,10 @@ class TlsKeeper:
                 "expires soon" if left > 0 else "has expired",
                 extra={"for": self.purpose, "file": self.files.certificate, "seconds_left": round(left)},
             )
+
+    def _warn_of_readers(self) -> None:
+        if self.files.key and is_open_to_others(self.files.key):
+            _log.warning("every user of this host may read a private key", extra={"file": self.files.key})
 
     def _stat(self) -> Signature | None:
         try:

@@ -38,7 +38,7 @@ def problems(directory: Path, text: str) -> list[tuple[int, str]]:
 
 def test_the_documents_example_is_read(tmp_path: Path) -> None:
     """Everything that it says arrives."""
-    [example] = re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    example, *_ = re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "engine-a").write_text(f"# the engine\n\n  {SECRET}  \n", encoding="utf-8")
     policy = load(tmp_path, example)
@@ -124,6 +124,15 @@ def test_a_file_of_tokens_that_does_not_hold(tmp_path: Path, content: bytes | No
         load(tmp_path, text)
     assert SECRET not in str(caught.value)
     assert caught.value.field == "principals[0].token_files[0]"
+
+
+@pytest.mark.parametrize("given", [SECRET, f"{SECRET}\\0", f"{SECRET}/x", "x" * 300 + SECRET])
+def test_a_token_in_place_of_its_files_name_is_not_repeated(tmp_path: Path, given: str) -> None:
+    """Somebody puts it there by mistake, and the fault stands in the log."""
+    text = TENANT + f'principals:\n  - {{name: p, tenant: a, roles: [peer], token_files: ["{given}"]}}\n'
+    with pytest.raises(AccessFileError, match="cannot be read") as caught:
+        load(tmp_path, text)
+    assert SECRET not in str(caught.value)
 
 
 def test_one_token_of_two_principals_is_refused(tmp_path: Path) -> None:

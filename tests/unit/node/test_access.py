@@ -138,3 +138,19 @@ def test_a_fault_is_told_once_and_its_end_too(folder: AccessFolder) -> None:
     assert watched.look() is None
     token_file.with_suffix(".away").rename(token_file)
     assert watched.look() == first
+
+
+@pytest.mark.parametrize(("mode", "told"), [(0o600, 0), (0o640, 0), (0o644, 1), (0o604, 1)])
+def test_tokens_that_everybody_may_read_are_warned_of_once(
+    folder: AccessFolder, caplog: pytest.LogCaptureFixture, mode: int, told: int
+) -> None:
+    """They still count: a container may have no other user. The warning names the file alone."""
+    (folder.directory / "engine.token").chmod(mode)
+    watched = WatchedAccess(str(folder.path))
+    for name in ("one", "two"):
+        folder.add(name, (Role.CONSUMER,))
+        (folder.directory / f"{name}.token").chmod(0o600)
+        folder.write()
+        assert isinstance(watched.look(), AccessPolicy)
+    warnings = [record for record in caplog.records if "file of tokens" in record.message]
+    assert [vars(record)["file"] for record in warnings] == [str(folder.directory / "engine.token")] * told

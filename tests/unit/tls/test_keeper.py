@@ -173,3 +173,18 @@ def test_nothing_older_than_tls_1_2_is_spoken(secret: Secret) -> None:
         assert all(name.startswith(("TLS_", "ECDHE-")) and ("GCM" in name or "CHACHA20" in name) for name in names)
     assert server_context(material, files(secret)).verify_mode is ssl.CERT_OPTIONAL
     assert server_context(material, files(secret), require_client=True).verify_mode is ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize(("mode", "told"), [(0o600, 0), (0o640, 0), (0o644, 2)])
+async def test_a_key_that_everybody_may_read_is_warned_of(
+    secret: Secret, caplog: pytest.LogCaptureFixture, mode: int, told: int
+) -> None:
+    """At the start and with each new key; it is used all the same."""
+    os.chmod(secret.key, mode)  # noqa: PTH101 - a path is not for coroutines
+    kept = keeper(secret)
+    kept.start()
+    await kept.close()
+    secret.put(AUTHORITY.issue(*LOCAL), AUTHORITY.certificate)
+    os.chmod(secret.key, mode)  # noqa: PTH101
+    assert isinstance(look(kept), TlsMaterial)
+    assert [vars(record)["file"] for record in caplog.records if "private key" in record.message] == [secret.key] * told
