@@ -99,9 +99,9 @@ class BridgeConfig:
     streams_per_client_max: int = 128
     """The same for one client."""
     answers_remembered_max: int = 1024
-    """Most answers kept for clients that repeat a request."""
+    """Most answers kept for clients that repeat a request, for each tenant."""
     answer_bytes_remembered_max: int = 64 << 20
-    """Most bytes of such answers, which may carry texts and token ids."""
+    """Most bytes of such answers, which may carry texts and token ids, for all tenants, who have even shares."""
     unmeasured_tokens_min: int = 512
     """Fewest tokens that are handed over as a cache while nobody has measured what a prefill costs."""
     journal_records_max: int = 4096

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from kvbridge.core.errors import InvalidFieldError
+from kvbridge.node.identity import Client
 
 _Answer = TypeVar("_Answer")
 _REQUEST_ID_CHARACTERS_MAX = 64
@@ -26,6 +27,39 @@ class _Entry:
 
 
 class Answers:
+    """The newest answers to each tenant's clients, whom no other tenant's requests can make forgotten."""
+
+    def __init__(self, answers_max: int, answer_bytes_max: int, *, tenants: int = 1) -> None:
+        """Remember at most `answers_max` answers to each of `tenants`, and `answer_bytes_max` bytes for all in all."""
+        self._answers_max = answers_max
+        self._answer_bytes_max = answer_bytes_max // tenants
+        self._of_tenants: dict[str, TenantAnswers] = {}
+
+    async def once(
+        self,
+        client: Client,
+        request_id: str,
+        request: Message,
+        work: Callable[[], Awaitable[_Answer]],
+        *,
+        stops_with_caller: bool = False,
+        stops_unheard: bool = False,
+    ) -> _Answer:
+        """Do `work` for this request of `client`, or return what it gave before; all as for `TenantAnswers.once`."""
+        mine = self._of_tenants.get(client.tenant)
+        if mine is None:
+            mine = self._of_tenants[client.tenant] = TenantAnswers(self._answers_max, self._answer_bytes_max)
+        return await mine.once(
+            client.client_id,
+            request_id,
+            request,
+            work,
+            stops_with_caller=stops_with_caller,
+            stops_unheard=stops_unheard,
+        )
+
+
+class TenantAnswers:
     """The newest answers by client and request id.
 
     Errors are not remembered: a request that failed has changed nothing and may be tried again.

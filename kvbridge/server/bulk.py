@@ -59,7 +59,7 @@ class BulkServicer:
                 outcome = await upload.finish(decode_seal(seal))
                 return pb.UploadResponse(commit=encode_outcome(outcome, node_id=self._bridge.config.node_id))
 
-        response = await self._answers.once(client.client_id, header.request_id, header, work, stops_with_caller=True)
+        response = await self._answers.once(client, header.request_id, header, work, stops_with_caller=True)
         return response.SerializeToString()
 
     async def _receive(self, upload: Upload, messages: AsyncIterator[bytes]) -> pb.PayloadSeal:

@@ -14,7 +14,7 @@ from kvbridge.core.catalog import Catalog, EntryKey, Route
 from kvbridge.core.catalog.texts import require_text
 from kvbridge.core.errors import InvalidFieldError, LimitExceededError
 from kvbridge.node.catalog import CatalogKeeper
-from kvbridge.node.identity import Sessions
+from kvbridge.node.identity import Client, Sessions
 from kvbridge.node.quarantines import QuarantineKeeper
 from kvbridge.server.answers import Answers
 from kvbridge.server.calls import caller
@@ -216,8 +216,8 @@ class CatalogServicer(QuarantineMethods, CatalogServiceServicer):
 
         return await self._answers.once(self._client(context), request.request_id, request, work)
 
-    def _client(self, context: _Context) -> str:
-        return caller(self._sessions, context).client_id
+    def _client(self, context: _Context) -> Client:
+        return caller(self._sessions, context)
 
 
 def _page(

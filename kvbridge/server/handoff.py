@@ -64,7 +64,7 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
                 time_to_live=encode_duration(grant.ttl_seconds),
             )
 
-        return await self._answers.once(client.client_id, request.request_id, request, work)
+        return await self._answers.once(client, request.request_id, request, work)
 
     async def Commit(self, request: pb.CommitRequest, context: _Context) -> pb.CommitResponse:  # noqa: N802
         """Seal a reserved payload, check it and make it available."""
@@ -75,7 +75,7 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
             outcome = await self._bridge.commit(client, request.reservation_token, decode_seal(request.seal))
             return encode_outcome(outcome, node_id=self._bridge.config.node_id)
 
-        return await self._answers.once(client.client_id, request.request_id, request, work)
+        return await self._answers.once(client, request.request_id, request, work)
 
     async def Abort(self, request: pb.AbortRequest, context: _Context) -> pb.AbortResponse:  # noqa: N802
         """Give a reservation back."""
@@ -85,7 +85,7 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
             self._bridge.abort(client, request.reservation_token)
             return pb.AbortResponse()
 
-        return await self._answers.once(client.client_id, request.request_id, request, work)
+        return await self._answers.once(client, request.request_id, request, work)
 
     async def Acquire(self, request: pb.AcquireRequest, context: _Context) -> pb.AcquireResponse:  # noqa: N802
         """Answer with a lease on verified tensors, or with a text-fallback directive and its reason."""
@@ -106,7 +106,7 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
             )
 
         # Bytes that come from another node, or are checked, are not waited for on behalf of nobody.
-        answer = await self._answers.once(client.client_id, request.request_id, request, work, stops_unheard=True)
+        answer = await self._answers.once(client, request.request_id, request, work, stops_unheard=True)
         return answer if is_first else self._as_it_stands(client, answer)
 
     async def Prefetch(self, request: pb.PrefetchRequest, context: _Context) -> pb.PrefetchResponse:  # noqa: N802
@@ -117,7 +117,7 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
             require_time(context)
             return await take_prefetch(self._bridge, client, request)
 
-        return await self._answers.once(client.client_id, request.request_id, request, work)
+        return await self._answers.once(client, request.request_id, request, work)
 
     async def Renew(self, request: pb.RenewRequest, context: _Context) -> pb.RenewResponse:  # noqa: N802
         """Prolong reservations, holds and leases."""
@@ -139,7 +139,7 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
         async def work() -> pb.ReleaseResponse:
             return pb.ReleaseResponse(expired_tokens=sorted(self._bridge.release(client, request.tokens)))
 
-        return await self._answers.once(client.client_id, request.request_id, request, work)
+        return await self._answers.once(client, request.request_id, request, work)
 
     async def Report(self, request: pb.ReportRequest, context: _Context) -> pb.ReportResponse:  # noqa: N802
         """Take what a consumer says of a handoff."""
@@ -148,7 +148,7 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
         async def work() -> pb.ReportResponse:
             return take_report(self._bridge.reports, client, request)
 
-        return await self._answers.once(client.client_id, request.request_id, request, work)
+        return await self._answers.once(client, request.request_id, request, work)
 
     def _as_it_stands(self, client: Client, answer: pb.AcquireResponse) -> pb.AcquireResponse:
         """Return an answer that was given before, with what is left of its leases: nothing of those that have ended."""

@@ -65,7 +65,7 @@ class PeerServicer(PeerServiceServicer):
                 return pb.OpenPayloadResponse(closed=_encode_refused(answer), owner=owner)
             return pb.OpenPayloadResponse(opened=encode_lent(answer), owner=owner)
 
-        return await self._answers.once(client.client_id, request.request_id, request, work)
+        return await self._answers.once(client, request.request_id, request, work)
 
     async def Ping(self, _: pb.PingRequest, context: _Context) -> pb.PingResponse:  # noqa: N802
         """Tell who answers here."""

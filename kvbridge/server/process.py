@@ -229,7 +229,9 @@ def _build_server(
         maximum_concurrent_rpcs=config.concurrent_calls_max,
         options=_server_options(config),
     )
-    answers = Answers(config.answers_remembered_max, config.answer_bytes_remembered_max)
+    answers = Answers(
+        config.answers_remembered_max, config.answer_bytes_remembered_max, tenants=len(bridge.access.tenants)
+    )
     # Handlers are asked in order, so the bulk methods shadow the generated ones of the same name.
     server.add_generic_rpc_handlers((_bulk_handlers(BulkServicer(bridge, answers)),))
     handoff = HandoffServicer(bridge, answers)  # type: ignore[abstract] # its bulk methods are the ones above

@@ -41,7 +41,7 @@ class QuarantineMethods:
             report = await self._quarantines.quarantine(client, target, why=request.why, dry_run=request.dry_run)
             return _encode_report(report)
 
-        return await self._answers.once(client.client_id, request.request_id, request, work)
+        return await self._answers.once(client, request.request_id, request, work)
 
     async def Unquarantine(self, request: pb.UnquarantineRequest, context: _Context) -> pb.UnquarantineResponse:  # noqa: N802
         """End a quarantine for payloads that are published from now on."""
@@ -51,7 +51,7 @@ class QuarantineMethods:
             await self._quarantines.unquarantine(client, request.quarantine_id)
             return pb.UnquarantineResponse()
 
-        return await self._answers.once(client.client_id, request.request_id, request, work)
+        return await self._answers.once(client, request.request_id, request, work)
 
     async def ListQuarantines(  # noqa: N802
         self, _: pb.ListQuarantinesRequest, context: _Context

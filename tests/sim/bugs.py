@@ -33,7 +33,7 @@ from kvbridge.node.replicas import Replicas
 from kvbridge.node.upload import Upload
 from kvbridge.node.verification import ByteFinding, Verifier
 from kvbridge.node.visit import Visit
-from kvbridge.server.answers import Answers
+from kvbridge.server.answers import TenantAnswers
 
 _find = KeyIndex.find
 _free = Allocator.free
@@ -177,12 +177,12 @@ def _lend_of_the_first(self: Bridge, client: Client, tenant: str, *terms: Any) -
     return _lend(self, client, next(iter(self._tenancies)), *terms)
 
 
-async def _anew(self: Answers, client_id: str, request_id: str, request: Any, work: Any, **_: Any) -> Any:
+async def _anew(self: TenantAnswers, client_id: str, request_id: str, request: Any, work: Any, **_: Any) -> Any:
     del self, client_id, request_id, request
     return await work()
 
 
-async def _once_for_all(self: Answers, client_id: str, *terms: Any, **named: Any) -> Any:
+async def _once_for_all(self: TenantAnswers, client_id: str, *terms: Any, **named: Any) -> Any:
     del client_id
     return await _once(self, "", *terms, **named)
 
@@ -197,7 +197,7 @@ def _lift_and_forgive(self: Quarantines, quarantine_id: str) -> bool:
     return _lift(self, quarantine_id)
 
 
-_lend, _once, _look, _lift = Bridge.lend, Answers.once, WatchedFile.look, Quarantines.lift
+_lend, _once, _look, _lift = Bridge.lend, TenantAnswers.once, WatchedFile.look, Quarantines.lift
 
 
 BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
@@ -239,8 +239,8 @@ BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
         "quarantine forgets what waits for a check": [(Acquiring, "_look_again", _nothing)],
         "all tenants share one memory": [(Bridge, "_tenancy", _first_tenancy)],
         "nodes are lent the payloads of another tenant": [(Bridge, "lend", _lend_of_the_first)],
-        "a repeated request is carried out anew": [(Answers, "once", _anew)],
-        "answers are remembered without whose they are": [(Answers, "once", _once_for_all)],
+        "a repeated request is carried out anew": [(TenantAnswers, "once", _anew)],
+        "answers are remembered without whose they are": [(TenantAnswers, "once", _once_for_all)],
         "the kill switch is not obeyed": [(CatalogKeeper, "kill_switch_reason", _nothing)],
         "the kill switch is forgotten while a check goes on": [(Acquiring, "_switch_off", _nothing)],
         "the file of the catalog is read once": [(WatchedFile, "look", _look_once)],

@@ -370,9 +370,8 @@ class SimulatedClient:
         self, start: Share, request_id: str, message: Message, work: Callable[[], Awaitable[HandoffAnswer]]
     ) -> HandoffAnswer:
         """Do what a server does with a request that may have come before."""
-        me = self._identity.client_id
         try:
-            return await start.answers.once(me, request_id, message, work, stops_unheard=True)
+            return await start.answers.once(self._identity, request_id, message, work, stops_unheard=True)
         except InvalidFieldError as error:
             if error.field == "request_id":
                 raise self.world.judge.broken(f"{start} takes {request_id} of {self} for another request") from error

@@ -259,11 +259,11 @@ class _Town:
             )
             return await self.bridge.acquire(asked)
 
-        answer = await self.answers.once(consumer.client_id, request.request_id, request, work)
+        answer = await self.answers.once(consumer, request.request_id, request, work)
         self.day.counts["handoffs"] += 1
         if draw.random() < _REPEATED_SHARE:
             self.day.counts["repeated"] += 1
-            again = await self.answers.once(consumer.client_id, request.request_id, request, work)
+            again = await self.answers.once(consumer, request.request_id, request, work)
             if again is not answer:
                 raise DayError(f"a repeated request was answered anew: {again}")
         return answer

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kvbridge.core.errors import InvalidFieldError, UnavailableError
-from kvbridge.server.answers import Answers
+from kvbridge.node.identity import Client
+from kvbridge.server.answers import Answers, TenantAnswers
 from kvbridge.v1 import handoff_service_pb2 as pb
 
 REQUEST = pb.RenewRequest(tokens=["a"])
@@ -33,14 +34,14 @@ class Work:
 
 async def test_a_repeated_request_gets_the_first_answer() -> None:
     """The same client and id give the same answer; another client's same id is another request."""
-    answers, work = Answers(10, 1 << 20), Work()
+    answers, work = TenantAnswers(10, 1 << 20), Work()
     assert [await answers.once("client", "id", REQUEST, work) for _ in range(3)] == [1, 1, 1]
     assert await answers.once("other", "id", REQUEST, work) == 2
 
 
 async def test_a_request_in_flight_is_not_done_twice() -> None:
     """A repetition that comes before the first answer waits for it."""
-    answers, work = Answers(10, 1 << 20), Work()
+    answers, work = TenantAnswers(10, 1 << 20), Work()
     work.go.clear()
     calls = [asyncio.create_task(answers.once("client", "id", REQUEST, work)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -50,7 +51,7 @@ async def test_a_request_in_flight_is_not_done_twice() -> None:
 
 async def test_an_error_is_not_remembered() -> None:
     """A request that failed can be tried again under its id."""
-    answers, work = Answers(10, 1 << 20), Work()
+    answers, work = TenantAnswers(10, 1 << 20), Work()
     work.fails = True
     with pytest.raises(UnavailableError):
         await answers.once("client", "id", REQUEST, work)
@@ -60,7 +61,7 @@ async def test_an_error_is_not_remembered() -> None:
 
 async def test_an_id_cannot_be_used_for_another_request() -> None:
     """The same id with other content is refused."""
-    answers, work = Answers(10, 1 << 20), Work()
+    answers, work = TenantAnswers(10, 1 << 20), Work()
     await answers.once("client", "id", REQUEST, work)
     with pytest.raises(InvalidFieldError, match="another request"):
         await answers.once("client", "id", pb.RenewRequest(tokens=["b"]), work)
@@ -72,12 +73,27 @@ async def test_an_id_cannot_be_used_for_another_request() -> None:
 async def test_an_unfit_id_is_refused(request_id: str) -> None:
     """Ids are short and printable."""
     with pytest.raises(InvalidFieldError):
-        await Answers(10, 1 << 20).once("client", request_id, REQUEST, Work())
+        await TenantAnswers(10, 1 << 20).once("client", request_id, REQUEST, Work())
+
+
+async def test_no_tenant_makes_answers_to_another_forgotten() -> None:
+    """A client whose connection broke finds its answer, however many requests others make, and however large."""
+    answers, work = Answers(2, 1000, tenants=2), Work()
+    mine, theirs = (Client(client_id="same", tenant=tenant, attached=True) for tenant in ("mine", "theirs"))
+
+    async def long_answer() -> pb.RenewRequest:
+        return pb.RenewRequest(tokens=["x" * 400])
+
+    assert await answers.once(mine, "id", REQUEST, work) == 1
+    for number in range(5):
+        await answers.once(theirs, str(number), REQUEST, long_answer)
+    assert await answers.once(mine, "id", REQUEST, work) == 1
+    assert await answers.once(theirs, "id", REQUEST, work) == 2
 
 
 async def test_the_oldest_answers_are_forgotten() -> None:
     """No more answers are kept than the limit says."""
-    answers, work = Answers(2, 1 << 20), Work()
+    answers, work = TenantAnswers(2, 1 << 20), Work()
     for number in range(5):
         await answers.once("client", str(number), REQUEST, work)
     assert len(answers) == 2
@@ -87,7 +103,7 @@ async def test_the_oldest_answers_are_forgotten() -> None:
 @pytest.mark.parametrize("stops", [False, True])
 async def test_work_goes_on_without_its_caller_unless_it_reads_from_it(stops: bool) -> None:
     """A caller that goes away leaves its work running for the next try, or takes it along if it must."""
-    answers, work = Answers(10, 1 << 20), Work()
+    answers, work = TenantAnswers(10, 1 << 20), Work()
     work.go.clear()
     call = asyncio.create_task(answers.once("client", "id", REQUEST, work, stops_with_caller=stops))
     await asyncio.sleep(0)
@@ -101,7 +117,7 @@ async def test_work_goes_on_without_its_caller_unless_it_reads_from_it(stops: bo
 
 async def test_work_that_nobody_waits_for_stops_with_its_last_caller() -> None:
     """A caller that comes back on a new connection before the old one is gone keeps its work running."""
-    answers, work = Answers(10, 1 << 20), Work()
+    answers, work = TenantAnswers(10, 1 << 20), Work()
     work.go.clear()
     calls = [asyncio.create_task(answers.once("client", "id", REQUEST, work, stops_unheard=True)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -118,7 +134,7 @@ async def test_work_that_nobody_waits_for_stops_with_its_last_caller() -> None:
 
 async def test_answers_are_forgotten_by_weight_as_well() -> None:
     """Long answers push older ones out before the count is reached; one that is too long is not kept at all."""
-    answers = Answers(10, 1000)
+    answers = TenantAnswers(10, 1000)
 
     def saying(length: int) -> Callable[[], Awaitable[pb.RenewRequest]]:
         async def work() -> pb.RenewRequest:
