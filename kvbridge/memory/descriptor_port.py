@@ -34,6 +34,16 @@ class DescriptorSocketLimits:
     accept_pause_seconds: float = 1.0
     """How long no connection is accepted after the process ran out of file descriptors."""
 
+    def reached(self, *, connections: int, of_user: int, is_own_user: bool) -> str:
+        """Return which limit forbids another connection of a user who has `of_user` of them; empty if none does.
+
+        No other user than the node's own has more than are free, so there is always one for somebody else.
+        """
+        free = self.sessions_max - connections
+        if free <= 0 or (not is_own_user and of_user >= free):
+            return f"sessions_max of {self.sessions_max}"
+        return f"sessions_per_uid_max of {self.sessions_per_uid_max}" if of_user >= self.sessions_per_uid_max else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerCredentials:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvbridge.memory.descriptor_connection import ConnectionState, DescriptorConnection, refusal_response
 from kvbridge.memory.descriptor_port import (
@@ -23,9 +23,6 @@ from kvbridge.memory.descriptor_wire import hang_up, send_packet
 from kvbridge.memory.errors import DescriptorRefusedError, RefusalCode
 from kvbridge.memory.socket_path import ClaimedSocket, claim_socket
 
-if TYPE_CHECKING:
-    import os
-
 __all__ = [
     "ArenaDescriptors",
     "DescriptorPort",
@@ -36,6 +33,9 @@ __all__ = [
     "SessionInfo",
     "new_session_token",
 ]
+
+
+_ROOT_UID = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +166,11 @@ class DescriptorServer:
 
     def _limit_reached(self, peer: PeerCredentials) -> str:
         """Return which limit forbids another connection of this user, empty if none does."""
-        if len(self._connections) >= self._limits.sessions_max:
-            return f"sessions_max of {self._limits.sessions_max}"
-        if self._connections_by_uid.get(peer.uid, 0) >= self._limits.sessions_per_uid_max:
-            return f"sessions_per_uid_max of {self._limits.sessions_per_uid_max}"
-        return ""
+        return self._limits.reached(
+            connections=len(self._connections),
+            of_user=self._connections_by_uid.get(peer.uid, 0),
+            is_own_user=peer.uid in {os.geteuid(), _ROOT_UID},
+        )
 
     def _turn_away(self, sock: socket.socket, reached: str) -> None:
         self._turned_away_total += 1

@@ -8,10 +8,13 @@ import os
 import random
 import signal
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvbridge.memory.arena import HostArena
 from kvbridge.memory.descriptor_connection import DescriptorConnection
@@ -264,6 +267,20 @@ def test_no_more_sessions_than_allowed(tmp_path: Path, limits: DescriptorSocketL
             assert snapshot.connections_by_uid == {os.geteuid(): 2}
         served.port.wait_ended()
         assert attaches(served.path)
+
+
+@given(st.integers(1, 64), st.lists(st.integers(1, 5), max_size=300))
+def test_no_other_user_shuts_anybody_out(sessions_max: int, users: list[int]) -> None:
+    """However many connections come, and of whom: a user who has none yet, and the node's own, still gets one."""
+    limits = DescriptorSocketLimits(sessions_max=sessions_max, sessions_per_uid_max=sessions_max)
+    of_user: Counter[int] = Counter()
+    for uid in users:
+        if not limits.reached(connections=of_user.total(), of_user=of_user[uid], is_own_user=False):
+            of_user[uid] += 1
+    if len(of_user) < sessions_max.bit_length():
+        assert not limits.reached(connections=of_user.total(), of_user=0, is_own_user=False)
+        assert not limits.reached(connections=of_user.total(), of_user=0, is_own_user=True)
+    assert of_user.total() <= sessions_max
 
 
 def test_connections_without_a_session_count_too(tmp_path: Path) -> None:
