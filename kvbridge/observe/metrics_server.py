@@ -2,7 +2,8 @@
 
 The loop's thread is the only one that may look at the ledger, so scrapes are answered there; other work gets its turn
 after every family that was encoded. A connection serves one request, has a deadline for all of it, and counts against
-a limit: clients that are slow or never read hold a place for a few seconds and nothing else.
+a limit: clients that are slow or never read hold a place for a few seconds and nothing else. If no place is free, who
+has had one longest loses it, so that nobody can keep a probe of `/healthz` out and have the node restarted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kvbridge.tls import subjects_of
 _log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 16
-"""Most connections at once; more are refused."""
+"""Most connections at once; the oldest makes room for one more."""
 REQUEST_SECONDS_MAX = 5.0
 """How long one connection may take, from its first byte to its last."""
 HEAD_BYTES_MAX = 8192
@@ -75,7 +76,7 @@ class MetricsServer:
         self._context = context
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], None] = {}  # the oldest first
 
     def __repr__(self) -> str:
         """Show how many connections there are."""
@@ -115,15 +116,22 @@ class MetricsServer:
                 _log.warning("a scrape could not be accepted", extra={"problem": str(error)})
                 await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
                 continue
-            if len(self._connections) >= CONNECTIONS_MAX:
+            if not self._make_room():
                 connection.close()
                 continue
             task = loop.create_task(self._serve(connection))
-            self._connections.add(task)
+            self._connections[task] = None
             task.add_done_callback(partial(self._forget, connection))
 
+    def _make_room(self) -> bool:
+        """End the oldest connection if there are as many as there may be; False if all of them are ending already."""
+        if len(self._connections) < CONNECTIONS_MAX:
+            return True
+        oldest = next((task for task in self._connections if not task.cancelling()), None)
+        return oldest is not None and oldest.cancel()
+
     def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
-        self._connections.discard(task)
+        del self._connections[task]
         connection.close()  # Its transport has let go of it by now, if it ever had one.
 
     async def _serve(self, connection: socket.socket) -> None:

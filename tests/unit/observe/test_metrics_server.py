@@ -124,6 +124,16 @@ async def test_slow_clients_lose_their_place(served: Served) -> None:
     assert (await ask(served.port, get("/metrics")))[0].startswith("HTTP/1.1 200 ")
 
 
+async def test_clients_that_say_nothing_keep_no_probe_out(served: Served) -> None:
+    """However many hold a connection, and come back when they lose it; who asks is answered."""
+    silent = []
+    for _ in range(3):
+        silent += [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(CONNECTIONS_MAX)]
+        assert (await ask(served.port, get("/healthz")))[0].startswith("HTTP/1.1 200 ")
+    for _, writer in silent:
+        writer.close()
+
+
 class Broken(Collector):
     """A collector with a fault."""
 
