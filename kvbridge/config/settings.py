@@ -105,7 +105,7 @@ class BridgeConfig:
     unmeasured_tokens_min: int = 512
     """Fewest tokens that are handed over as a cache while nobody has measured what a prefill costs."""
     journal_records_max: int = 4096
-    """Most handoffs whose checks and outcome are remembered."""
+    """Most handoffs whose checks and outcome are remembered, for all tenants, who have even shares."""
     journal_file: str = ""
     """File that every handoff is appended to as a line of JSON; empty for none."""
     journal_file_bytes_max: int = 64 << 20

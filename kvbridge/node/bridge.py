@@ -113,7 +113,7 @@ class Bridge:
         self.access.add_listener(self.quotas.apply)
         self._background = Background()
         self.traffic = Traffic()
-        self.journal = Journal(config.journal_records_max)
+        self.journal = Journal(config.journal_records_max, tenants=len(self._tenancies))
         self.catalog = CatalogKeeper(
             config.catalog,
             config.catalog_poll_seconds,

@@ -1,15 +1,15 @@
 """The handoff journal: the newest records, found by their names, by their reasons, or as the last one.
 
 Everything is O(1): beside the records an index holds, for each tenant and reason, the newest record that has it. A
-record that is forgotten is the oldest of all, so if an index entry still names it, no other record has that reason.
+record that is forgotten is the oldest of its tenant, so if an index entry still names it, no other one has that reason.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from kvbridge.core.errors import UnknownReferenceError
@@ -39,15 +39,26 @@ class JournalSnapshot:
     """Those of which the consumer has reported."""
 
 
-class Journal:
-    """A bounded ring of records."""
+@dataclass(slots=True)
+class _Ring:
+    """One tenant's records."""
 
-    def __init__(self, records_max: int) -> None:
-        """Start empty."""
+    handoff_ids: deque[str] = field(default_factory=deque)
+    """Their names, the oldest first."""
+    parts: int = 0
+    """Parts of all of them."""
+
+
+class Journal:
+    """A bounded ring of records for each tenant, so that nobody's handoffs make another's forgotten."""
+
+    def __init__(self, records_max: int, *, tenants: int = 1) -> None:
+        """Start empty; each of `tenants` has an even share of `records_max`."""
+        self._records_each = max(records_max // tenants, 1)
         self._records_max = records_max
-        self._parts_max = records_max * PARTS_PER_RECORD_MEAN_MAX
-        self._parts = 0
-        self._records: OrderedDict[str, HandoffRecord] = OrderedDict()
+        self._parts_each = self._records_each * PARTS_PER_RECORD_MEAN_MAX
+        self._rings: defaultdict[str, _Ring] = defaultdict(_Ring)
+        self._records: dict[str, HandoffRecord] = {}
         self._newest: dict[tuple[str, Reason | None], str] = {}
         self._listeners: list[Listener] = []
 
@@ -62,20 +73,26 @@ class Journal:
     def snapshot(self) -> JournalSnapshot:
         """Return what is remembered."""
         reported = sum(record.outcome is not None for record in self._records.values())
-        return JournalSnapshot(records=len(self._records), parts=self._parts, reported=reported)
+        return JournalSnapshot(
+            records=len(self._records), parts=sum(ring.parts for ring in self._rings.values()), reported=reported
+        )
 
     def add_listener(self, listener: Listener) -> None:
         """Call `listener` for every record that is added or reported on from now on; what it raises is logged."""
         self._listeners.append(listener)
 
     def add(self, record: HandoffRecord) -> None:
-        """Remember a handoff, and forget the oldest if there are too many."""
+        """Remember a handoff, and forget the oldest of its tenant if there are too many."""
+        ring = self._rings[record.tenant]
         self._records[record.handoff_id] = record
-        self._parts += len(record.parts)
+        ring.handoff_ids.append(record.handoff_id)
+        ring.parts += len(record.parts)
         for name in _index_names(record):
             self._newest[name] = record.handoff_id
-        while len(self._records) > self._records_max or (self._parts > self._parts_max and len(self._records) > 1):
-            self._forget_oldest()
+        count = len(ring.handoff_ids)
+        while count > self._records_each or (ring.parts > self._parts_each and count > 1):
+            self._forget_oldest(ring)
+            count -= 1
         self._tell(record)
 
     def report(self, handoff_id: str, client_id: str, outcome: Outcome) -> HandoffRecord:
@@ -110,9 +127,10 @@ class Journal:
             except Exception:  # noqa: BLE001 - an outermost boundary: who only looks on takes no answer away
                 _log.error("a listener of the journal failed", exc_info=True)
 
-    def _forget_oldest(self) -> None:
-        handoff_id, record = self._records.popitem(last=False)
-        self._parts -= len(record.parts)
+    def _forget_oldest(self, ring: _Ring) -> None:
+        handoff_id = ring.handoff_ids.popleft()
+        record = self._records.pop(handoff_id)
+        ring.parts -= len(record.parts)
         for name in _index_names(record):
             if self._newest.get(name) == handoff_id:
                 del self._newest[name]

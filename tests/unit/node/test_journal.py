@@ -36,6 +36,20 @@ def test_the_oldest_are_forgotten() -> None:
     assert journal.snapshot().parts == 2
 
 
+def test_no_tenant_makes_another_forgotten() -> None:
+    """Neither by many handoffs nor by large ones; each has an even share of the records."""
+    journal = Journal(4, tenants=2)
+    for name in "abc":
+        journal.add(records.record(handoff_id=name, tenant="mine"))
+    for number in range(20):
+        plan = [records.leased()] * (number * PARTS_PER_RECORD_MEAN_MAX)
+        journal.add(records.record(*plan, handoff_id=str(number), tenant="theirs"))
+    assert [name for name in "abc" if journal.find(name)] == ["b", "c"]
+    assert journal.newest("mine") is journal.find("c")
+    assert journal.newest("theirs") is journal.find("19")
+    assert len(journal) == 3, "the newest plan alone is larger than all that one tenant may have"
+
+
 def test_large_plans_leave_room_for_fewer() -> None:
     """The number of parts is bounded, too; the newest record is kept however many it has."""
     journal = Journal(2)
@@ -115,13 +129,14 @@ handoffs = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([None, *rec
 @given(handoffs, st.integers(1, 6))
 def test_the_index_agrees_with_a_search(kinds: list[tuple[str, Reason | None]], records_max: int) -> None:
     """At every moment the newest record of each tenant and reason is the one that a search through all would find."""
-    journal, kept = Journal(records_max), deque[HandoffRecord](maxlen=records_max)
+    journal = Journal(2 * records_max, tenants=2)
+    kept = {tenant: deque[HandoffRecord](maxlen=records_max) for tenant in "ab"}
     for number, (tenant, reason) in enumerate(kinds):
         part = records.leased() if reason is None else records.refused(reason)
         record = records.record(part, handoff_id=str(number), tenant=tenant)
         journal.add(record)
-        kept.append(record)
+        kept[tenant].append(record)
         for wanted in (None, *records.ENDING_REASONS):
             for asker in "ab":
-                fitting = [r for r in kept if r.tenant == asker and wanted in {None, *(p.reason for p in r.parts)}]
+                fitting = [r for r in kept[asker] if wanted in {None, *(p.reason for p in r.parts)}]
                 assert journal.newest(asker, wanted) is (fitting[-1] if fitting else None)
