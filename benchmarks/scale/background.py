@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.scale.messages import Messages
+from benchmarks.scale.workload import key_of, node_id
 from kvbridge.config import BridgeConfig
+from kvbridge.core.descriptor import PayloadReference
+from kvbridge.core.handoff_reference import HandoffReference
+from kvbridge.core.orders import Order, QuarantineOrder
+from kvbridge.core.quarantine import Quarantine
 from kvbridge.directory.dns import GREETED_AGAIN_MAX
 from kvbridge.directory.redis import MEMBERS_PER_BEAT
 from kvbridge.directory.redis_events import BLOCK_SECONDS
 from kvbridge.node.neighbourhood import CONTACTS_PER_BEAT
+from kvbridge.wire.orders import encode_order
 
 ANNOUNCEMENTS_PER_KEY_TTL = 3
 """How often a key is announced in the time for which it is remembered."""
@@ -66,6 +72,20 @@ def calls_of_an_order(nodes: int) -> int:
     others = nodes - 1
     pings = others + others * min(others, CONTACTS_PER_BEAT)
     return pings + others  # An exchange with each that has not heard of it.
+
+
+def order_bytes() -> int:
+    """Return how long an order is that quarantines a payload, as an exchange carries it for each order in force."""
+    name = HandoffReference(node_id=node_id(1), payload=PayloadReference(key=key_of(1, 1, -1), generation=1))
+    quarantine = Quarantine(
+        quarantine_id="0" * 16,
+        target=PayloadReference(key=str(name), generation=1),
+        why="the answers that it gave were wrong",
+        since=1_800_000_000.123,
+    )
+    content = QuarantineOrder(tenant="default", quarantine=quarantine)
+    order = Order(order_id="0" * 16, origin=node_id(1), issued_at=1_800_000_000.123, content=content)
+    return encode_order(order).ByteSize()
 
 
 def _announcements(config: BridgeConfig, live_payloads: int, published_per_second: float) -> float:

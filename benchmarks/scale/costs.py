@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 
-from benchmarks.scale.background import background, calls_of_an_order
+from benchmarks.scale.background import background, calls_of_an_order, order_bytes
 from benchmarks.scale.messages import handoffs, realistic, total
 
 NODES = (2, 10, 100, 1000)
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _by_tokens(),
         _call_by_call(),
         _by_nodes(options.nodes, options.live_payloads, options.per_second),
+        f"An order that quarantines a payload has {order_bytes()} bytes.",
     )
     print("\n\n".join(tables))
     return 0
