@@ -40,6 +40,7 @@ from kvbridge.core.quarantine import AlignerPattern, Quarantine
 from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.core.tokens import TokenSequence
+from kvbridge.core.transfer_encoding import TransferEncoding, TransferForm
 from kvbridge.version import VERSION
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ __all__ = [
     "ShapeMismatchError",
     "Tls",
     "TokenSequence",
+    "TransferEncoding",
+    "TransferForm",
     "UnknownLayerError",
     "Verification",
     "Watch",

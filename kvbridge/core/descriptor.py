@@ -13,6 +13,7 @@ from kvbridge.core.layout import slot_layout
 from kvbridge.core.media import MediaItem, check_media
 from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.core.tokens import TokenSequence
+from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm, unmarked_key
 
 FORMAT_VERSION = 1
 """Version of the slot layout and digest that this release writes."""
@@ -120,6 +121,8 @@ class PayloadSpec:
     """What is not text in the prompt, in order."""
     context_digest: bytes = NO_CONTEXT
     """What the model saw before the first token, as `kvbridge.core.context` digests it; empty if nothing."""
+    transfer_form: TransferForm = EXACT_FORM
+    """How the values of a replica are written on their way; exact for everything else."""
 
     def __post_init__(self) -> None:
         """Refuse what no payload can be.
@@ -127,7 +130,7 @@ class PayloadSpec:
         Raises:
             InvalidFieldError: a field is out of range; the error names it.
         """
-        check_key(self.key)
+        check_key(unmarked_key(self.key))
         _check_integer("capacity_tokens", self.capacity_tokens, 1, TOKENS_MAX)
         _check_integer("first_position", self.first_position, 0, TOKENS_MAX)
         if self.tokens is not None and self.tokens.count > self.capacity_tokens:
@@ -178,6 +181,8 @@ class PayloadDescriptor:
     """What is not text among the valid tokens, in order."""
     context_digest: bytes = NO_CONTEXT
     """What the model saw before the first token; empty if nothing."""
+    transfer_form: TransferForm = EXACT_FORM
+    """How the values were written on their way from the node that owns them."""
 
     @property
     def canonical_bytes(self) -> int:
@@ -211,7 +216,7 @@ def seal(
     if any(len(digest) != LAYER_DIGEST_BYTES for digest in layer_digests):
         raise InvalidFieldError("layer_digests", f"each must be {LAYER_DIGEST_BYTES} bytes of XXH3-128")
     return PayloadDescriptor(
-        reference=PayloadReference(key=spec.key, generation=generation),
+        reference=PayloadReference(key=unmarked_key(spec.key), generation=generation),
         model=spec.model,
         geometry=spec.geometry,
         capacity_tokens=spec.capacity_tokens,
@@ -224,6 +229,7 @@ def seal(
         aligner=spec.aligner,
         media=tuple(item for item in spec.media if item.token_index < length),
         context_digest=spec.context_digest,
+        transfer_form=spec.transfer_form,
     )
 
 

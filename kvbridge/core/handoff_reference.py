@@ -13,6 +13,7 @@ from typing import Self
 
 from kvbridge.core.descriptor import HANDOFF_SCHEME, PayloadReference, check_key
 from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.transfer_encoding import unmarked_key
 
 SCHEME = HANDOFF_SCHEME
 """How every handoff reference starts. No producer may publish under a key that does."""
@@ -74,11 +75,13 @@ def everywhere(owner: str, reference: PayloadReference) -> PayloadReference:
 def lineage(reference: PayloadReference, *, here: str = "") -> PayloadReference:
     """Return under what name it is remembered where a payload came from and where it went.
 
-    A node may bring a payload over more than once, each time as a new generation of its own; all are one payload. What
-    is named as a payload of the node `here` goes by its key and generation there, by which that node knows it.
+    A node may bring a payload over more than once, each time as a new generation of its own, with all bits or in fewer;
+    all are one payload. What is named as a payload of the node `here` goes by its key and generation there, by which
+    that node knows it.
     """
     if not is_handoff_reference(reference.key):
         return reference
+    reference = replace(reference, key=unmarked_key(reference.key))
     own = f"{SCHEME}{here}/"
     if here and reference.key.startswith(own):
         with suppress(InvalidFieldError):  # What names no payload is none of this node's.

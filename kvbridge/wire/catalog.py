@@ -29,6 +29,7 @@ from kvbridge.wire.durations import decode_duration, encode_duration
 from kvbridge.wire.enums import EnumCodec
 from kvbridge.wire.geometry import decode_geometry, encode_geometry
 from kvbridge.wire.tags import decode_model_tag, encode_aligner_tag, encode_model_tag
+from kvbridge.wire.transfers import decode_transfer_encoding, encode_transfer_encoding
 
 _MODES = EnumCodec(RouteMode, dict(pb.RouteMode.items()), "ROUTE_MODE_")
 _POLICY_NUMBERS = (
@@ -42,6 +43,7 @@ _POLICY_NUMBERS = (
     "cached_segments_max",
     "alignment_error_max",
     "in_domain_share_min",
+    "exact_layers_first",
 )
 """Fields of a policy that have one name and one form in message and core."""
 _BREAKER_NUMBERS = ("bad_share_max", "samples_min", "trials")
@@ -186,28 +188,31 @@ def decode_pattern(message: pb.ModelPattern, path: str) -> ModelPattern:
 
 def encode_policy(policy: RoutePolicy) -> pb.RoutePolicy:
     """Return a policy as a message in which nothing is left out."""
-    return _encode_fields(policy.mode, policy, policy.breaker)
+    return _encode_fields(policy, policy.breaker)
 
 
 def encode_overrides(overrides: PolicyOverrides) -> pb.RoutePolicy:
     """Return what a route says itself as a message in which everything else is left out."""
-    return _encode_fields(overrides.mode, overrides, overrides.breaker)
+    return _encode_fields(overrides, overrides.breaker)
 
 
 def decode_overrides(message: pb.RoutePolicy, path: str) -> PolicyOverrides:
     """Return what `message`, which stands at `path`, says itself.
 
     Raises:
-        InvalidFieldError: the mode is unknown or a duration negative; ranges are checked with what is inherited.
+        InvalidFieldError: mode or encoding is unknown or a duration negative; ranges are checked with what is
+            inherited.
     """
     mode = None if not message.mode else _MODES.decode(message.mode, f"{path}.mode")
+    encoding = decode_transfer_encoding(message.transfer_encoding, None, f"{path}.transfer_encoding")
     durations = {
         own: decode_duration(getattr(message.breaker, name), f"{path}.breaker.{name}")
         for name, own in _BREAKER_DURATIONS.items()
         if cast("Message", message.breaker).HasField(name)
     }
     breaker = BreakerOverrides(**_given(message.breaker, _BREAKER_NUMBERS), **cast("dict[str, Any]", durations))
-    return PolicyOverrides(mode=mode, **_given(message, _POLICY_NUMBERS), breaker=breaker)
+    given = _given(message, _POLICY_NUMBERS)
+    return PolicyOverrides(mode=mode, transfer_encoding=encoding, **given, breaker=breaker)
 
 
 def decode_policy(message: pb.RoutePolicy, path: str, inherited: RoutePolicy) -> RoutePolicy:
@@ -262,13 +267,13 @@ def _decode_all(
     return decoded
 
 
-def _encode_fields(
-    mode: RouteMode | None, policy: RoutePolicy | PolicyOverrides, breaker: BreakerPolicy | BreakerOverrides
-) -> pb.RoutePolicy:
+def _encode_fields(policy: RoutePolicy | PolicyOverrides, breaker: BreakerPolicy | BreakerOverrides) -> pb.RoutePolicy:
     """Return what is not None as a message."""
     message = pb.RoutePolicy(**{name: getattr(policy, name) for name in _POLICY_NUMBERS})
-    if mode is not None:
-        message.mode = cast("pb.RouteMode.ValueType", _MODES.encode(mode))
+    if policy.mode is not None:
+        message.mode = cast("pb.RouteMode.ValueType", _MODES.encode(policy.mode))
+    if policy.transfer_encoding is not None:
+        message.transfer_encoding = encode_transfer_encoding(policy.transfer_encoding)
     numbers: dict[str, Any] = {name: getattr(breaker, name) for name in _BREAKER_NUMBERS}
     seconds = {name: getattr(breaker, own) for name, own in _BREAKER_DURATIONS.items()}
     durations = {name: encode_duration(value) for name, value in seconds.items() if value is not None}

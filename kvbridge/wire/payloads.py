@@ -15,6 +15,7 @@ from kvbridge.core.descriptor import (
 )
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.tokens import TokenSequence
+from kvbridge.core.transfer_encoding import TransferEncoding, form_of
 from kvbridge.v1 import types_pb2 as pb
 from kvbridge.v1.handoff_service_pb2 import PayloadSeal
 from kvbridge.wire.durations import decode_duration, encode_duration
@@ -29,6 +30,7 @@ from kvbridge.wire.tags import (
     encode_model_tag,
 )
 from kvbridge.wire.tokens import decode_tokens, encode_tokens
+from kvbridge.wire.transfers import decode_transfer_encoding, encode_transfer_encoding
 
 _VERIFICATIONS = EnumCodec(Verification, dict(pb.Verification.items()), "VERIFICATION_")
 
@@ -193,6 +195,8 @@ def encode_descriptor(descriptor: PayloadDescriptor, *, with_ids: bool = False) 
         aligner=None if descriptor.aligner is None else encode_aligner_tag(descriptor.aligner),
         media=encode_media(descriptor.media),
         context_digest=descriptor.context_digest,
+        transfer_encoding=encode_transfer_encoding(descriptor.transfer_form.encoding),
+        exact_layers_first=descriptor.transfer_form.exact_layers_first,
     )
 
 
@@ -217,6 +221,10 @@ def decode_descriptor(message: pb.PayloadDescriptor) -> PayloadDescriptor:
         aligner=decode_aligner_tag(message.aligner) if message.HasField("aligner") else None,
         media=decode_media(message.media),
         context_digest=message.context_digest,
+        transfer_form=form_of(
+            decode_transfer_encoding(message.transfer_encoding, TransferEncoding.EXACT, "transfer_encoding"),
+            message.exact_layers_first,
+        ),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from kvbridge.core.breaker import BreakerPolicy
 from kvbridge.core.catalog.policy import RouteMode, RoutePolicy
 from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.transfer_encoding import TransferEncoding
 
 _SCHEMA_NAMES = {"breaker.window_seconds": "breaker.window", "breaker.open_seconds": "breaker.open"}
 """Fields that the schema names otherwise, because a duration there carries its unit."""
@@ -65,6 +66,10 @@ class PolicyOverrides:
     """Least share of in-domain tokens in an aligner's calibration, in [0, 1]."""
     breaker: BreakerOverrides = field(default_factory=BreakerOverrides)
     """When the route trips to text by itself."""
+    transfer_encoding: TransferEncoding | None = None
+    """In how few bits values may be written on their way from another node."""
+    exact_layers_first: int | None = None
+    """Layers below this index keep all bits whatever the encoding."""
 
     def resolve(self, inherited: RoutePolicy) -> RoutePolicy:
         """Return what holds: these fields, and the `inherited` ones where there is none.

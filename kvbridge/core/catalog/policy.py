@@ -10,7 +10,8 @@ from kvbridge.core.bounds import require_count, require_number
 from kvbridge.core.breaker import BreakerPolicy
 from kvbridge.core.cost.policy import GAIN_MAX
 from kvbridge.core.errors import InvalidFieldError
-from kvbridge.core.geometry import TOKENS_MAX
+from kvbridge.core.geometry import LAYERS_MAX, TOKENS_MAX
+from kvbridge.core.transfer_encoding import TransferEncoding, TransferForm, form_of
 
 TOKENS_MIN_UNMEASURED = 512
 """Fewest tokens that pay while nothing is measured; the field report's floor."""
@@ -33,6 +34,7 @@ _COUNTS = {
     "depth_min": (0, DEPTH_MAX),
     "depth_max": (0, DEPTH_MAX),
     "cached_segments_max": (1, SEGMENTS_PER_PLAN_MAX),
+    "exact_layers_first": (0, LAYERS_MAX),
 }
 """Whole numbers with the least and the greatest value of each."""
 
@@ -79,6 +81,10 @@ class RoutePolicy:
     """Least share of in-domain tokens in an aligner's calibration, in [0, 1]."""
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     """When the route trips to text by itself."""
+    transfer_encoding: TransferEncoding = TransferEncoding.EXACT
+    """In how few bits values may be written on their way from another node."""
+    exact_layers_first: int = 0
+    """Layers below this index keep all bits whatever the encoding."""
 
     def __post_init__(self) -> None:
         """Refuse what no route can mean.
@@ -88,6 +94,9 @@ class RoutePolicy:
         """
         if not isinstance(self.mode, RouteMode):
             raise InvalidFieldError("mode", f"must be a RouteMode, got {type(self.mode).__name__}")
+        if not isinstance(self.transfer_encoding, TransferEncoding):
+            kind = type(self.transfer_encoding).__name__
+            raise InvalidFieldError("transfer_encoding", f"must be a TransferEncoding, got {kind}")
         if not isinstance(self.same_family, bool):
             raise InvalidFieldError("same_family", f"must be true or false, got {type(self.same_family).__name__}")
         for name, most in _NUMBERS_MAX.items():
@@ -96,3 +105,8 @@ class RoutePolicy:
             require_count(name, getattr(self, name), least=least, most=most)
         if self.depth_min > self.depth_max:
             raise InvalidFieldError("depth_min", f"is {self.depth_min}, more than depth_max, {self.depth_max}")
+
+    @property
+    def transfer_form(self) -> TransferForm:
+        """Return how values may be written on their way from another node."""
+        return form_of(self.transfer_encoding, self.exact_layers_first)

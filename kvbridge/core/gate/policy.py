@@ -31,7 +31,16 @@ def _barred(question: Question) -> str | None:
         return f"the breaker of route {conditions.route!r} has tripped: {conditions.breaker}"
     if conditions.policy.same_family and not _of_one_family(question):
         return f"route {conditions.route!r} wants models of one family: {_families(question)}"
-    return None
+    return _lost_bits(question)
+
+
+def _lost_bits(question: Question) -> str | None:
+    conditions, form = question.conditions, question.descriptor.transfer_form
+    if form.serves(conditions.policy.transfer_form):
+        return None
+    return (
+        f"route {conditions.route!r} takes no values that came as {form}: it allows {conditions.policy.transfer_form}"
+    )
 
 
 def _only_rolled_out_less_far(question: Question) -> bool:
@@ -51,7 +60,9 @@ def _families(question: Question) -> str:
 
 
 def _route_figures(question: Question) -> Figures:
-    return {"route": question.conditions.route, "mode": question.conditions.policy.mode}
+    figures: Figures = {"route": question.conditions.route, "mode": question.conditions.policy.mode}
+    form = question.descriptor.transfer_form
+    return figures if form.is_exact else {**figures, "came_as": str(form)}
 
 
 def _is_in_the_canary(question: Question) -> str | None:

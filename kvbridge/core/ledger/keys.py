@@ -18,6 +18,7 @@ from kvbridge.core.ledger.limits import LedgerLimits
 from kvbridge.core.ledger.records import Tombstone
 from kvbridge.core.ledger.states import PENDING_STATES, PayloadState
 from kvbridge.core.ledger.tombstones import Tombstones
+from kvbridge.core.transfer_encoding import unmarked_key
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +44,8 @@ class KeyIndex:
         """Start empty."""
         self.tombstones = Tombstones(limits)
         self._keys: dict[str, _Key] = {}
+        self._marked: dict[str, set[str]] = {}
+        """The keys of replicas that lost bits, by the handoff reference behind them."""
         self._generation_floor = 0
 
     def __repr__(self) -> str:
@@ -63,6 +66,8 @@ class KeyIndex:
         known = self._keys.get(key)
         if known is None:
             known = self._keys[key] = _Key(last_generation=self._generation_floor)
+            if (unmarked := unmarked_key(key)) != key:
+                self._marked.setdefault(unmarked, set()).add(key)
         known.last_generation += 1
         return PayloadReference(key=key, generation=known.last_generation)
 
@@ -125,6 +130,10 @@ class KeyIndex:
         known = self._keys.get(key)
         return [] if known is None else list(known.entries.values())
 
+    def marked(self, key: str) -> tuple[str, ...]:
+        """Return the keys of replicas of the handoff reference `key` that lost bits, as far as any are known."""
+        return tuple(sorted(self._marked.get(key, ())))
+
     def _newest(self, key: str, known: _Key) -> PayloadEntry | Tombstone | None:
         committed = known.entries.get(known.committed_generation)
         if committed is not None and committed.state is PayloadState.COMMITTED:
@@ -141,6 +150,14 @@ class KeyIndex:
         if not known.entries and not known.ended:
             self._generation_floor = max(self._generation_floor, known.last_generation)
             del self._keys[key]
+            self._forget_mark(key)
+
+    def _forget_mark(self, key: str) -> None:
+        marked = self._marked.get(unmarked_key(key))
+        if marked is not None:
+            marked.discard(key)
+            if not marked:
+                del self._marked[unmarked_key(key)]
 
 
 def _discard(generations: list[int], generation: int) -> None:

@@ -366,8 +366,16 @@ class Ledger:
         return None if entry is None else entry.picture()
 
     def occupants(self, *, key: str) -> list[Payload]:
-        """Return every payload that occupies memory under `key`, in whatever state, oldest first."""
-        return [entry.picture() for entry in self._life.keys.occupants(key)]
+        """Return every payload that occupies memory under `key`, in whatever state, oldest first.
+
+        Replicas of a handoff reference that lost bits are among them.
+        """
+        keys = (key, *self.marked(key=key))
+        return [entry.picture() for each in keys for entry in self._life.keys.occupants(each)]
+
+    def marked(self, *, key: str) -> tuple[str, ...]:
+        """Return the keys of replicas of the handoff reference `key` that lost bits, as far as any are known."""
+        return self._life.keys.marked(key)
 
     def payloads(self, *, key_prefix: str = "", page_size: int, cursor: int | None = None) -> Page:
         """Return a page of the payloads that occupy memory, newest first.

@@ -49,6 +49,8 @@ def test_nothing_said_inherits_everything() -> None:
         (PolicyOverrides(gain_min=float("inf")), "gain_min"),
         (PolicyOverrides(mode="on"), "mode"),  # type: ignore[arg-type]
         (PolicyOverrides(same_family=1), "same_family"),  # type: ignore[arg-type]
+        (PolicyOverrides(transfer_encoding="int8"), "transfer_encoding"),  # type: ignore[arg-type]
+        (PolicyOverrides(exact_layers_first=-1), "exact_layers_first"),
         (PolicyOverrides(tokens_min=2.5), "tokens_min"),  # type: ignore[arg-type]
         (PolicyOverrides(tokens_min=-1), "tokens_min"),
         (PolicyOverrides(cached_segments_max=65), "cached_segments_max"),

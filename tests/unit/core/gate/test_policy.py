@@ -14,6 +14,7 @@ from kvbridge.core.catalog.policy import RouteMode, RoutePolicy
 from kvbridge.core.descriptor import PayloadReference, Verification, seal
 from kvbridge.core.gate import AcquireTerms, Candidate, Conditions, Costs, Finding, Question, Verdict, decide
 from kvbridge.core.reasons import Reason
+from kvbridge.core.transfer_encoding import TransferEncoding, form_of
 from tests import builders
 
 CANDIDATE = Candidate(
@@ -34,6 +35,25 @@ def verdict_on(*, terms: dict[str, Any] | None = None, policy: dict[str, Any] | 
     """Return what the gate decides of a valid handoff with some terms, policies and conditions changed."""
     conditions = Conditions(policy=RoutePolicy(**(policy or {})), **found)
     return decide(Question(terms=replace(TERMS, **(terms or {})), candidate=CANDIDATE, conditions=conditions))
+
+
+def test_values_that_lost_more_bits_than_the_route_allows_are_refused() -> None:
+    """However a lookup came by them: an exact route takes only exact values, and a layered one its layers exactly."""
+    assert CANDIDATE.descriptor is not None
+    came = replace(CANDIDATE, descriptor=replace(CANDIDATE.descriptor, transfer_form=form_of(TransferEncoding.INT8, 2)))
+
+    def refusal(**policy: Any) -> Finding | None:
+        conditions = Conditions(policy=RoutePolicy(**policy))
+        return decide(Question(terms=TERMS, candidate=came, conditions=conditions)).failure
+
+    stricter: dict[str, Any] = {"transfer_encoding": TransferEncoding.INT8, "exact_layers_first": 3}
+    for refused in (refusal(), refusal(**stricter)):
+        assert refused is not None
+        assert refused.reason is Reason.ROUTE_OFF
+        assert "came as INT8 but for the first 2 layers" in (refused.problem or "")
+        assert not refused.is_roll_out
+    assert refusal(transfer_encoding=TransferEncoding.INT8, exact_layers_first=2) is None
+    assert refusal(transfer_encoding=TransferEncoding.INT4) is None
 
 
 def finding_of(verdict: Verdict, reason: Reason) -> Finding:
