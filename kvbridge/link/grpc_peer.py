@@ -18,10 +18,19 @@ from kvbridge.config import PORT_MAX
 from kvbridge.core.access.fields import CLIENT_FIELD, TENANT_FIELD
 from kvbridge.core.descriptor import FallbackText, PayloadReference
 from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm
 from kvbridge.link import tcp
 from kvbridge.link.grpc_neighbour import GrpcNeighbour
 from kvbridge.link.neighbour import Greeting
-from kvbridge.link.port import Capabilities, Closed, Opened, OwnerUnreachableError, Sink, TransferFailedError
+from kvbridge.link.port import (
+    Capabilities,
+    Closed,
+    Opened,
+    OwnerUnreachableError,
+    Sink,
+    TransferFailedError,
+    until_ready,
+)
 from kvbridge.link.secured import SecuredConnection, connect
 from kvbridge.link.security import UNSECURED, PeerSecurity, authorization
 from kvbridge.tls import TokenFileError
@@ -38,6 +47,7 @@ from kvbridge.wire import (
     encode_reference,
 )
 from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, split_chunk
+from kvbridge.wire.transfers import encode_transfer_encoding, known_transfer_encodings
 
 CAPABILITIES = Capabilities(name="grpc", one_sided=False, abortable=True, device_memory=False, zero_copy=False)
 """Streams of messages."""
@@ -114,14 +124,16 @@ class GrpcPeer:
             await self._give_up(tenant, answer)
             raise
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "") -> Capabilities:
+    async def pull(
+        self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "", form: TransferForm = EXACT_FORM
+    ) -> Capabilities:
         """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`.
 
         They come over a plain socket if the node has told of a port for that and can be connected to there.
         """
         connection = await self._connect_bulk()
         if connection is None:
-            await self._pull_by_grpc(lease_token, sink, seconds_max=seconds_max, tenant=tenant)
+            await self._pull_by_grpc(lease_token, sink, seconds_max=seconds_max, tenant=tenant, form=form)
             return CAPABILITIES
         try:
             with connection:
@@ -131,6 +143,7 @@ class GrpcPeer:
                         lease_token=lease_token,
                         tenant=tenant,
                         bearer=self._security.bearer(),
+                        form=form,
                     )
                     await tcp.receive(connection, request, sink)
         except TimeoutError as error:
@@ -154,8 +167,13 @@ class GrpcPeer:
             self._bulk_port = 0  # Until the node tells of it again.
         return connection
 
-    async def _pull_by_grpc(self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str) -> None:
+    async def _pull_by_grpc(
+        self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str, form: TransferForm
+    ) -> None:
         request = handoff_service_pb2.DownloadRequest(lease_token=lease_token)
+        if not form.is_exact:
+            request.encoding = encode_transfer_encoding(form.encoding)
+            request.exact_layers_first = form.exact_layers_first
         try:
             metadata = self._metadata(tenant)
         except TokenFileError as error:
@@ -170,6 +188,7 @@ class GrpcPeer:
                 chunk = split_chunk(message, DOWNLOAD_CHUNK_TAG)
                 if not chunk:  # An empty one says nothing, and a stream of them would never end.
                     raise TransferFailedError(f"node {self._node_id!r} sent what is not a chunk")
+                await until_ready(sink)
                 sink.write(chunk)
             is_clean = True
         except aio.AioRpcError as error:
@@ -328,6 +347,7 @@ def _decode_answer(answer: peer_service_pb2.OpenPayloadResponse) -> Opened | Clo
             descriptor=decode_descriptor(opened.descriptor),
             fallback=decode_fallback(opened.fallback),
             epoch=answer.owner.epoch,
+            encodings=known_transfer_encodings(opened.encodings),
         )
     closed = answer.closed
     return Closed(

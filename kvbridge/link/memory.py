@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference
 from kvbridge.core.reasons import Reason
+from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm
 from kvbridge.link.port import Capabilities, Closed, Opened, OwnerUnreachableError, Sink, TransferFailedError
 
 CAPABILITIES = Capabilities(name="memory", one_sided=True, abortable=True, device_memory=False, zero_copy=False)
@@ -124,9 +125,12 @@ class MemoryPeer:
             epoch=self.epoch,
         )
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "") -> Capabilities:
+    async def pull(
+        self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "", form: TransferForm = EXACT_FORM
+    ) -> Capabilities:
         """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`."""
         del tenant  # Whoever has a token may use it.
+        assert form.is_exact, "nothing else was offered"
         self.pulled += 1
         self.streaming += 1
         try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference
 from kvbridge.core.errors import BridgeError
 from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import ModelTag
 from kvbridge.core.tokens import TokenSequence
+from kvbridge.core.transfer_encoding import EXACT_FORM, TransferEncoding, TransferForm
 
 
 class OwnerUnreachableError(BridgeError):
@@ -51,6 +52,8 @@ class Opened:
     """What consumers take instead."""
     epoch: int
     """The owner's boot epoch; another one means that everything it had is gone."""
+    encodings: tuple[TransferEncoding, ...] = ()
+    """In how few bits it can send the values; none from an owner that knows of no such thing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,29 @@ class Sink(Protocol):
         """Note that so many bytes were written into what `room` returned."""
 
 
+@runtime_checkable
+class PacedSink(Protocol):
+    """What a sink is, besides, that does more with bytes than put them to their places."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether it takes more bytes at the moment."""
+
+    async def ready(self) -> None:
+        """Wait until it does."""
+
+
+def is_ready(sink: Sink) -> bool:
+    """Tell whether a sink takes more bytes at the moment."""
+    return not isinstance(sink, PacedSink) or sink.is_ready
+
+
+async def until_ready(sink: Sink) -> None:
+    """Wait until a sink takes more bytes."""
+    if isinstance(sink, PacedSink):
+        await sink.ready()
+
+
 class Peer(Protocol):
     """Another node. Every call takes what time it may use, in seconds, and can be cancelled at any moment."""
 
@@ -117,10 +143,13 @@ class Peer(Protocol):
             OwnerUnreachableError: there was no answer in time.
         """
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "") -> Capabilities:
+    async def pull(
+        self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "", form: TransferForm = EXACT_FORM
+    ) -> Capabilities:
         """Bring the canonical bytes of a leased payload over into `sink`, which nothing touches once this has ended.
 
-        Return which way they took. Without a `tenant`, here and below, the lease is one of this node's own.
+        In another `form` than the exact one, which must be among its encodings, its frames come instead. Return which
+        way they took. Without a `tenant`, here and below, the lease is one of this node's own.
 
         Raises:
             TransferFailedError: the stream broke off or took too long.

@@ -1,7 +1,8 @@
 """Bytes of payloads over plain TCP sockets: straight out of one arena, straight into the other.
 
 1. A connection carries one payload. The node that pulls sends one request with the token of its lease, which nobody can
-   guess; the owner answers with the length and then the canonical bytes, or closes the connection.
+   guess; the owner answers with the length and then the canonical bytes, or closes the connection. A request of the
+   second kind says in how few bits the values are wanted; it is only sent to owners that have said that they can.
 2. Nothing waits for one side to keep something for the other: the kernel's socket buffers are the window, and whoever
    gives up closes its socket, which the other one notices.
 3. Memory may change hands whenever the event loop turns. So every look at memory (`room`, `views`) and the one system
@@ -13,25 +14,30 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvbridge.core.errors import InvalidFieldError
-from kvbridge.link.port import Capabilities, Sink, TransferFailedError
+from kvbridge.core.transfer_encoding import EXACT_FORM, TransferEncoding, TransferForm, form_of
+from kvbridge.link.port import Capabilities, Sink, TransferFailedError, is_ready, until_ready
 from kvbridge.link.waiting import HasDescriptor, readable, writable
 
 CAPABILITIES = Capabilities(name="tcp", one_sided=False, abortable=True, device_memory=False, zero_copy=True)
 """Plain sockets: the kernel copies straight out of one arena and straight into the other."""
 
 MAGIC = b"KVBRIDGE-BULK/2\n"
-"""How every request starts."""
+"""How a request for the exact bytes starts."""
+MAGIC_ENCODED = b"KVBRIDGE-BULK/3\n"
+"""How a request for values in fewer bits starts."""
 REQUEST_PART_BYTES_MAX = 4096
 """Longest of the texts in a request."""
 VIEWS_MAX = 512
 """Most pieces of memory in one system call; the kernel takes 1024."""
 _HEAD = struct.Struct("<16sHHHH")
+_FORM = struct.Struct("<8sI")
+"""The encoding's name and the layers that keep all bits; it follows the texts of a request that asks for fewer."""
 _LENGTH = struct.Struct("<Q")
 _TURN_BYTES = 4 << 20
 """After so many bytes without a pause other work gets its turn."""
@@ -70,6 +76,8 @@ class BulkRequest:
     """The tenant that the lease is of; empty for the node's own."""
     bearer: str = field(default="", repr=False)
     """A token that proves who it is; empty if its certificate does, or nothing need."""
+    form: TransferForm = EXACT_FORM
+    """How the values are to be written."""
 
     @property
     def parts(self) -> tuple[str, str, str, str]:
@@ -116,15 +124,30 @@ async def receive(connection: Connection, request: BulkRequest, sink: Sink) -> N
         TransferFailedError: the owner refused, or the stream broke off or is of another length than the sink.
         BridgeError: the sink takes no more.
     """
-    parts = [part.encode() for part in request.parts]
     try:
-        await _write(connection, _HEAD.pack(MAGIC, *map(len, parts)) + b"".join(parts))
+        await _write(connection, _packed(request))
         [length] = _LENGTH.unpack(await _read(connection, _LENGTH.size))
         if length != sink.remaining_bytes:
             raise TransferFailedError(f"the owner sends {length} bytes where {sink.remaining_bytes} are missing")
-        await _move(lambda: _receive_once(connection, sink), lambda: _much_readable(connection, sink.remaining_bytes))
+        await _move(lambda: _receive_once(connection, sink), lambda: _receivable(connection, sink))
     except OSError as error:
         raise TransferFailedError(f"the stream of bytes broke off: {error.strerror or error}") from error
+
+
+def _packed(request: BulkRequest) -> bytes:
+    parts = [part.encode() for part in request.parts]
+    form = request.form
+    if form.is_exact:
+        return _HEAD.pack(MAGIC, *map(len, parts)) + b"".join(parts)
+    packed = _FORM.pack(form.encoding.value.encode(), form.exact_layers_first)
+    return _HEAD.pack(MAGIC_ENCODED, *map(len, parts)) + b"".join(parts) + packed
+
+
+async def _receivable(connection: Connection, sink: Sink) -> None:
+    if is_ready(sink):
+        await _much_readable(connection, sink.remaining_bytes)
+    else:
+        await until_ready(sink)
 
 
 async def read_request(connection: Connection) -> BulkRequest:
@@ -136,14 +159,27 @@ async def read_request(connection: Connection) -> BulkRequest:
         TransferFailedError: it said too little.
     """
     magic, *lengths = _HEAD.unpack(await _read(connection, _HEAD.size))
-    if magic != MAGIC or max(lengths) > REQUEST_PART_BYTES_MAX or not all(lengths[:_PARTS_REQUIRED]):
+    if (
+        magic not in {MAGIC, MAGIC_ENCODED}
+        or max(lengths) > REQUEST_PART_BYTES_MAX
+        or not all(lengths[:_PARTS_REQUIRED])
+    ):
         raise InvalidFieldError("request", "is none for the bytes of a payload")
     parts = [await _read(connection, length) for length in lengths]
+    form = _form(await _read(connection, _FORM.size)) if magic == MAGIC_ENCODED else EXACT_FORM
     try:
         name, token, tenant, bearer = (part.decode("ascii") for part in parts)
     except UnicodeDecodeError as error:
         raise InvalidFieldError("request", "holds what is not ASCII") from error
-    return BulkRequest(client_name=name, lease_token=token, tenant=tenant, bearer=bearer)
+    return BulkRequest(client_name=name, lease_token=token, tenant=tenant, bearer=bearer, form=form)
+
+
+def _form(packed: bytes) -> TransferForm:
+    name, exact_layers_first = _FORM.unpack(packed)
+    try:
+        return form_of(TransferEncoding(name.rstrip(b"\0").decode("ascii")), exact_layers_first)
+    except ValueError as error:  # That it is not ASCII is one, too.
+        raise InvalidFieldError("request", "asks for an encoding that is not known") from error
 
 
 async def send(connection: Connection, length: int, source: Source, *, look_seconds: float) -> None:
@@ -154,7 +190,19 @@ async def send(connection: Connection, length: int, source: Source, *, look_seco
         BridgeError: the lease is gone.
     """
     await _write(connection, _LENGTH.pack(length))
+    await _send_all(connection, source, look_seconds=look_seconds)
 
+
+async def send_in_turn(
+    connection: Connection, length: int, sources: AsyncIterator[Source], *, look_seconds: float
+) -> None:
+    """Send `length` bytes of several sources, one after the other; as `send` otherwise."""
+    await _write(connection, _LENGTH.pack(length))
+    async for source in sources:
+        await _send_all(connection, source, look_seconds=look_seconds)
+
+
+async def _send_all(connection: Connection, source: Source, *, look_seconds: float) -> None:
     async def wait() -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(look_seconds):
@@ -190,6 +238,8 @@ async def _much_readable(connection: Connection, missing_bytes: int) -> None:
 
 
 def _receive_once(connection: Connection, sink: Sink) -> int | None:
+    if not is_ready(sink):
+        return None
     room = sink.room()
     if not room:
         return 0

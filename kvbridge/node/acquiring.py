@@ -18,14 +18,15 @@ from dataclasses import dataclass, field, replace
 
 from kvbridge.core.descriptor import Verification
 from kvbridge.core.gate import AcquireTerms, Candidate, Conditions, Question, Verdict, decide
+from kvbridge.core.handoff_reference import is_handoff_reference
 from kvbridge.core.journal import HandoffRecord
 from kvbridge.core.ledger import Grant, Ledger, Payload
 from kvbridge.core.plan import Place, placed, places
 from kvbridge.core.reasons import Reason
 from kvbridge.node.answers import HandoffAnswer
 from kvbridge.node.byte_checks import ByteChecks, Failure
-from kvbridge.node.fetching import Fetching, ForeignByKey, PullsByKey
-from kvbridge.node.foreign import Foreign
+from kvbridge.node.fetching import Fetching, ForeignByKey, FormsByKey, PullsByKey
+from kvbridge.node.foreign import Foreign, form_to_ask_for
 from kvbridge.node.identity import Client
 from kvbridge.node.journal import Journal
 from kvbridge.node.parts import Part, answer_to, candidate_of, layout_of, readable, record_of
@@ -111,7 +112,7 @@ class Acquiring:
         """Decide every part, the nearest first, and lease what passes and is here; all or, on an error, nothing."""
         parts: list[Part] = []
         with tenancy.ledger() as ledger:
-            found = [self._find(ledger, terms, foreign, kept) for terms in asked.parts]
+            found = [self._find(ledger, tenancy.tenant, terms, foreign, kept) for terms in asked.parts]
             wanted = list(zip(asked.parts, found, places(list(map(readable, found, asked.parts))), strict=True))
             try:
                 for terms, payload, place in reversed(wanted):
@@ -127,11 +128,16 @@ class Acquiring:
                 raise
         return parts[::-1]
 
-    def _find(self, ledger: Ledger, terms: AcquireTerms, foreign: ForeignByKey, kept: Recalled) -> Found:
+    def _find(self, ledger: Ledger, tenant: str, terms: AcquireTerms, foreign: ForeignByKey, kept: Recalled) -> Found:
         reference = terms.reference
         said = foreign.get(reference.key)
-        found = said or ledger.find(now=self._clock(), key=reference.key, generation=reference.generation)
-        return found or kept.get(reference)
+        if said is not None:
+            return said
+        if is_handoff_reference(reference.key):
+            return self._fetching.find(
+                ledger, tenant, reference.key, lambda _, payload: self._surroundings.takes(terms, payload)
+            )
+        return ledger.find(now=self._clock(), key=reference.key, generation=reference.generation) or kept.get(reference)
 
     async def _decide_with_others(
         self, asked: Acquisition, tenancy: Tenancy, *, is_draining: Callable[[], bool]
@@ -147,17 +153,24 @@ class Acquiring:
         def decide_all(foreign: ForeignByKey) -> list[Part]:
             return self._decide_all(asked, tenancy, foreign, texts, node_draining=is_draining())
 
-        def passing(foreign: ForeignByKey) -> list[str]:
+        def passing(foreign: ForeignByKey) -> FormsByKey:
             parts = decide_all(foreign)
             self._surroundings.forgo((part.passage for part in parts), now=self._clock())
             kept.extend(parts)
-            return [part.terms.reference.key for part in parts if part.passes and isinstance(part.found, Foreign)]
+            return {
+                part.terms.reference.key: form_to_ask_for(part.found, part.passage.conditions.policy.transfer_form)
+                for part in parts
+                if part.passes and isinstance(part.found, Foreign)
+            }
 
         def seconds_left() -> float | None:
             return asked.seconds_left
 
         keys = [terms.reference.key for terms in asked.parts]
-        missing = await self._fetching.missing(tenancy, keys, seconds_left)
+        by_key = {terms.reference.key: terms for terms in asked.parts}
+        missing = await self._fetching.missing(
+            tenancy, keys, seconds_left, lambda key, payload: self._surroundings.takes(by_key[key], payload)
+        )
         try:
             foreign: ForeignByKey = {}
             pulls: PullsByKey = {}

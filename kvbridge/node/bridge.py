@@ -25,6 +25,7 @@ from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Committed, Grant, Page, Payload, Rejected, Tombstone, Usage
 from kvbridge.core.plan import check_plan
 from kvbridge.core.reasons import Reason
+from kvbridge.core.transfer_encoding import TransferForm
 from kvbridge.directory import Directory
 from kvbridge.link.neighbour import Neighbours
 from kvbridge.link.port import NoPeers, Peers
@@ -39,6 +40,7 @@ from kvbridge.node.catalog import CatalogKeeper
 from kvbridge.node.cluster import Cluster
 from kvbridge.node.containment import Containment
 from kvbridge.node.costs import CostKeeper
+from kvbridge.node.encoding import EncodedStream, Look
 from kvbridge.node.fetching import Fetching
 from kvbridge.node.housekeeping import Housekeeping
 from kvbridge.node.identity import CLIENT_FIELD, Client, SessionEndedError, Sessions
@@ -388,6 +390,10 @@ class Bridge:
                 require_good(ledger, payload, now=self._clock())
         return payload, tenancy.slot(payload.slot)
 
+    def encoded(self, look: Look, form: TransferForm) -> EncodedStream:
+        """Return what `look` leases as frames of fewer bytes; errors as for `EncodedStream`."""
+        return EncodedStream(look, form, run=self._verifier.run)
+
     # Both
 
     def renew(self, client: Client, tokens: Sequence[str]) -> list[float | None]:
@@ -514,6 +520,7 @@ class Bridge:
             background=self._background,
             incarnations=incarnations,
             linger_seconds=config.replica_linger_seconds,
+            run=self._verifier.run,
         )
         return Replicas(peers, visitor)
 

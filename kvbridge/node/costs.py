@@ -65,20 +65,25 @@ class CostKeeper:
         verification: Verification,
         deadline_seconds: float | None,
         owner: str | None = None,
+        arriving_bytes: int | None = None,
     ) -> Costs:
-        """Return what handing over a payload costs, and whether that pays; `owner` is the node that still has it."""
+        """Return what handing over a payload costs, and whether that pays; `owner` is the node that still has it.
+
+        From there `arriving_bytes` come, or as many as the payload has.
+        """
         nbytes = descriptor.canonical_bytes
+        coming = nbytes if arriving_bytes is None else arriving_bytes
         check_seconds = self.checks.estimate(payload, descriptor, verification)
         here = self.of_tenant(payload[0]).estimate(
             consumer, self._pair(attached=attached or owner is not None), descriptor.valid_length, nbytes
         )
-        estimate = _with_check(here if owner is None else self._pulled(here, owner, nbytes), check_seconds)
+        estimate = _with_check(here if owner is None else self._pulled(here, owner, coming), check_seconds)
         wanted = _cost_policy(policy.tokens_min_unmeasured, policy.gain_min)
         return Costs(
             problem=judge(estimate, descriptor.valid_length, wanted),
             prefill_seconds=estimate.prefill_seconds,
             handoff_seconds=estimate.handoff_seconds,
-            bytes_seconds=check_seconds + self.pull_seconds(owner, nbytes),
+            bytes_seconds=check_seconds + self.pull_seconds(owner, coming),
             deadline_seconds=deadline_seconds,
         )
 

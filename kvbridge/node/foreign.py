@@ -18,8 +18,10 @@ from kvbridge.core.handoff_reference import HandoffReference, everywhere
 from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import ModelTag
 from kvbridge.core.tokens import TokenSequence
+from kvbridge.core.transfer_encoding import EXACT_FORM, TransferEncoding, TransferForm, marked_key
 from kvbridge.link.port import Closed, Opened
 from kvbridge.node.byte_checks import Failure
+from kvbridge.transform.encoded_layers import frames_of, gains, stream_bytes
 
 DETAIL_CHARACTERS_MAX = 1024
 """As much of an owner's words as is passed on."""
@@ -61,6 +63,8 @@ class Foreign:
     """What consumers take instead."""
     tokens: TokenSequence | None = None
     """The payload's tokens, if they are known."""
+    encodings: tuple[TransferEncoding, ...] = ()
+    """In how few bits its owner can send the values."""
 
     @property
     def known(self) -> bool:
@@ -108,6 +112,8 @@ def opened(reference: HandoffReference, answer: Opened) -> tuple[Foreign, Payloa
     sealed = answer.descriptor
     if sealed.reference != reference.payload:
         raise InvalidFieldError("descriptor.reference", f"is {sealed.reference}, not what was asked for")
+    if not sealed.transfer_form.is_exact:
+        raise InvalidFieldError("descriptor.transfer_encoding", "is not exact, so that it is no owner's")
     spec = PayloadSpec(
         key=str(reference),
         model=sealed.model,
@@ -135,8 +141,36 @@ def opened(reference: HandoffReference, answer: Opened) -> tuple[Foreign, Payloa
         descriptor=replace(descriptor, format_version=sealed.format_version),
         fallback=answer.fallback,
         tokens=sealed.tokens,
+        encodings=answer.encodings,
     )
     return foreign, spec
+
+
+def form_to_ask_for(said: Foreign, wanted: TransferForm) -> TransferForm:
+    """Return how to bring a payload over where `wanted` is allowed: so, if its owner can and it gains anything."""
+    sealed = said.descriptor
+    if sealed is None or wanted.encoding not in said.encodings:
+        return EXACT_FORM
+    return wanted if gains(sealed.geometry, sealed.valid_length, wanted) else EXACT_FORM
+
+
+def arriving_bytes(said: Foreign, wanted: TransferForm) -> int | None:
+    """Return how many bytes come where `wanted` is allowed; None if they are the payload's own."""
+    form = form_to_ask_for(said, wanted)
+    if form.is_exact or said.descriptor is None:
+        return None
+    return stream_bytes(frames_of(said.descriptor.geometry, said.descriptor.valid_length, form))
+
+
+def encoded_spec(said: Foreign, spec: PayloadSpec, form: TransferForm) -> PayloadSpec:
+    """Return the spec of a replica whose values come in another form; the exact one's has another name.
+
+    Raises:
+        InvalidFieldError: the owner cannot send them so any more.
+    """
+    if form_to_ask_for(said, form) != form:
+        raise InvalidFieldError("opened.encodings", f"does not hold {form.encoding} any more")
+    return replace(spec, key=marked_key(spec.key, form), transfer_form=form)
 
 
 def unfit(descriptor: PayloadDescriptor) -> str | None:

@@ -72,7 +72,7 @@ def lend(
         found = ledger.find(now=now, key=reference.key, generation=reference.generation) or kept
         if node_draining:
             return _refused(found, Reason.DRAINING, "the owner is shutting down")
-        if found is None:
+        if found is None or _lost_bits(found):
             return UNKNOWN
         contaminated = quarantine(*_origin(found))
         if contaminated is not None:
@@ -99,6 +99,11 @@ def require_good(ledger: Ledger, payload: Payload, *, now: float) -> None:
     if not isinstance(found, Tombstone) or found.reason not in _HARMLESS_ENDS:
         detail = "nothing is remembered of it" if not isinstance(found, Tombstone) else found.detail
         raise WrongStateError("lease_token", f"the payload has ended meanwhile: {detail}")
+
+
+def _lost_bits(found: Payload | Tombstone) -> bool:
+    """Tell whether it is a replica that lost bits on its way, which is a source for nobody."""
+    return isinstance(found, Payload) and not found.spec.transfer_form.is_exact
 
 
 def _refused(found: Payload | Tombstone | None, reason: Reason, detail: str) -> Refused:

@@ -1,6 +1,7 @@
 """Replicas of payloads of other nodes, and the visits that bring them.
 
-A replica is an ordinary payload of this node, published by the node itself under the handoff reference as its key. It
+A replica is an ordinary payload of this node, published by the node itself under the handoff reference as its key, and
+with a mark behind that if it lost bits on its way (`kvbridge.core.transfer_encoding`). It
 ends by its own linger and time to live; it never changes, because a reference names one generation of one start of its
 owner.
 """
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from kvbridge.core.handoff_reference import HandoffReference
+from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm, marked_key, unmarked_key
 from kvbridge.link.port import Peers
 from kvbridge.node.visit import Visit, Visitor
 
@@ -26,7 +28,7 @@ class Replicas:
         """Visit `peers`."""
         self._peers = peers
         self._visitor = visitor
-        self._visits: dict[tuple[str, str], Visit] = {}
+        self._visits: dict[tuple[str, str, TransferForm], Visit] = {}
         self._epochs: OrderedDict[tuple[str, str], int] = OrderedDict()
         self.on_brought: Callable[[str, str, int], None] = lambda *_: None
 
@@ -40,21 +42,23 @@ class Replicas:
 
     async def refresh(self, keys: Iterable[str], seconds_left: float | None) -> None:
         """Learn whether the owners of replicas have started again, if they were not heard of lately."""
-        owners = {HandoffReference.parse(key).node_id for key in keys}
+        owners = {_owner(key) for key in keys}
         await self._visitor.incarnations.refresh(owners, seconds_left)
 
     def is_current(self, tenant: str, key: str) -> bool:
         """Tell whether a replica came from the newest start of its owner."""
         epoch = self._epochs.get((tenant, key))
-        return epoch is not None and epoch == self._visitor.incarnations.of(HandoffReference.parse(key).node_id)
+        return epoch is not None and epoch == self._visitor.incarnations.of(_owner(key))
 
     @contextmanager
-    def visiting(self, tenant: str, keys: Iterable[str]) -> Iterator[Mapping[str, Visit]]:
-        """Join or begin the visits to the owners of `keys`, handoff references of other nodes."""
+    def visiting(
+        self, tenant: str, keys: Iterable[str], form: TransferForm = EXACT_FORM
+    ) -> Iterator[Mapping[str, Visit]]:
+        """Join or begin the visits to the owners of `keys`, handoff references of other nodes, for `form`."""
         visits: dict[str, Visit] = {}
         try:
             for key in keys:
-                visits[key] = self._enter(tenant, key)
+                visits[key] = self._enter(tenant, key, form)
             yield visits
         finally:
             for key, visit in visits.items():
@@ -64,8 +68,9 @@ class Replicas:
         """Remember where a replica came from."""
         if visit.epoch is None:
             return
-        self._epochs[tenant, key] = visit.epoch
-        self._epochs.move_to_end((tenant, key))
+        replica = (tenant, marked_key(key, visit.form))
+        self._epochs[replica] = visit.epoch
+        self._epochs.move_to_end(replica)
         if len(self._epochs) > EPOCHS_REMEMBERED_MAX:
             self._epochs.popitem(last=False)
         self.on_brought(tenant, key, visit.epoch)
@@ -78,12 +83,13 @@ class Replicas:
         """Hang up on all nodes."""
         await self._peers.close()
 
-    def _enter(self, tenant: str, key: str) -> Visit:
-        visit = self._visits.get((tenant, key))
+    def _enter(self, tenant: str, key: str, form: TransferForm) -> Visit:
+        visit = self._visits.get((tenant, key, form))
         if visit is None:
             reference = HandoffReference.parse(key)
             peer = self._peers.find(reference.node_id)
-            visit = self._visits[tenant, key] = Visit(reference, tenant, peer=peer, visitor=self._visitor)
+            visit = Visit(reference, tenant, peer=peer, visitor=self._visitor, form=form)
+            self._visits[tenant, key, form] = visit
         visit.users += 1
         return visit
 
@@ -91,5 +97,9 @@ class Replicas:
         """Leave a visit; the last one to leave ends it."""
         visit.users -= 1
         if not visit.users:
-            del self._visits[tenant, key]
+            del self._visits[tenant, key, visit.form]
             self._visitor.background.begin(visit.end())
+
+
+def _owner(replica: str) -> str:
+    return HandoffReference.parse(unmarked_key(replica)).node_id

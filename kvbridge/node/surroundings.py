@@ -16,7 +16,7 @@ from kvbridge.core.ledger import Grant, Payload, Tombstone
 from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.node.breakers import Breakers
 from kvbridge.node.costs import CostKeeper
-from kvbridge.node.foreign import Foreign
+from kvbridge.node.foreign import Foreign, arriving_bytes
 
 _ALIGNERS_COMPARED_MAX = 64
 """Most versions of an aligner that are looked at to say in what one that is not there differs."""
@@ -160,6 +160,11 @@ class Surroundings:
         aligner = _claimed(descriptor, terms)
         return self._quarantines.problem(tenant, found.reference, source, aligner, derived_from)
 
+    def takes(self, terms: AcquireTerms, payload: Payload) -> bool:
+        """Tell whether the route lets a replica that lost bits on its way be handed over."""
+        route = self._catalog.catalog.route_for(payload.spec.model, terms.model, terms.edge)
+        return payload.spec.transfer_form.serves(route.policy.transfer_form)
+
     def kill_switch_reason(self) -> str | None:
         """Return why every handoff is text at this moment, or None if it is not."""
         return self._catalog.kill_switch_reason()
@@ -191,6 +196,7 @@ class Surroundings:
             verification=made.verification,
             deadline_seconds=made.deadline_seconds,
             owner=found.owner if isinstance(found, Foreign) else None,
+            arriving_bytes=arriving_bytes(found, policy.transfer_form) if isinstance(found, Foreign) else None,
         )
 
 

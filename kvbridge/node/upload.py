@@ -70,9 +70,13 @@ class Upload:
             InvalidFieldError: the stream is longer than declared.
             UnknownReferenceError: the client was too slow and the reservation is gone.
         """
-        self._prolong()
+        self.place(chunk)
+        self.came(chunk.nbytes)
+
+    def place(self, chunk: memoryview) -> None:
+        """Write what arrived as other bytes than these; errors as for `write`."""
+        self.prolong()
         self._writer.write(chunk)
-        self._came(chunk.nbytes)
 
     def room(self) -> list[memoryview]:
         """Prolong the reservation and return the places of the next bytes, good until the next await.
@@ -80,18 +84,24 @@ class Upload:
         Raises:
             UnknownReferenceError: the client was too slow and the reservation is gone.
         """
-        self._prolong()
+        self.prolong()
         return self._writer.room()
 
     def advance(self, nbytes: int) -> None:
         """Note that so many bytes were written to where `room` said."""
         self._writer.advance(nbytes)
-        self._came(nbytes)
+        self.came(nbytes)
 
-    def _came(self, nbytes: int) -> None:
+    def came(self, nbytes: int) -> None:
+        """Count bytes that have arrived."""
         self._bridge.traffic.note_arrival(nbytes, from_a_node=self._client.client_id == NODE_CLIENT_ID)
 
-    def _prolong(self) -> None:
+    def prolong(self) -> None:
+        """Prolong the reservation.
+
+        Raises:
+            UnknownReferenceError: the client was too slow and it is gone.
+        """
         [ttl_seconds] = self._bridge.renew(self._client, [self._grant.token])
         if ttl_seconds is None:
             raise UnknownReferenceError("chunk", "the upload was too slow and its reservation has expired")

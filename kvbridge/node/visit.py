@@ -4,7 +4,8 @@
 2. The visit holds one lease at the owner, renewed while bytes come and given back when the last one leaves. An answer
    that is under way is waited for, so that the lease in it is given back, too.
 3. The bytes go straight into a slot and are checked against the owner's digests before anybody can lease them. What
-   cannot be checked is not taken.
+   cannot be checked is not taken. Values in fewer bits come in frames that are checked before they are decoded, and
+   the replica is sealed with digests of what was decoded; it lies under a name of its own.
 4. Nobody waits longer than its deadline allows, and a little less for each other who waits. When nobody is left the
    transfer breaks off; how fast it was is remembered, so that the next one that could not be in time is not begun.
 """
@@ -13,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kvbridge.core.descriptor import PayloadSpec, Verification
 from kvbridge.core.errors import BridgeError, InvalidFieldError, MemoryExhaustedError, UnknownReferenceError
@@ -25,16 +26,20 @@ from kvbridge.core.journal import Pull
 from kvbridge.core.layout import SlotLayout, slot_layout
 from kvbridge.core.ledger import Grant, Rejected
 from kvbridge.core.reasons import Reason
-from kvbridge.link.port import Opened, OwnerUnreachableError, Peer
+from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm
+from kvbridge.link.port import Opened, OwnerUnreachableError, Peer, Sink
 from kvbridge.node.background import Background
 from kvbridge.node.byte_checks import NODE_CLIENT_ID, Failure
 from kvbridge.node.costs import CostKeeper
-from kvbridge.node.foreign import Foreign, closed, opened, unfit, unheard
+from kvbridge.node.decoding import FrameReader
+from kvbridge.node.encoding import Run
+from kvbridge.node.foreign import Foreign, closed, encoded_spec, opened, unfit, unheard
 from kvbridge.node.identity import Client
 from kvbridge.node.incarnations import Incarnations
 from kvbridge.node.streams import StreamDigests
 from kvbridge.node.upload import Upload
 from kvbridge.node.waiting import Waiters
+from kvbridge.transform.encoded_layers import NotFiniteError, frames_of
 from kvbridge.wire import Seal
 
 _Result = TypeVar("_Result")
@@ -81,13 +86,26 @@ class Visitor:
     """Learns of the owners' starts."""
     linger_seconds: float
     """How long a replica stays when nobody references it."""
+    run: Run
+    """Does work on a thread."""
 
 
 class Visit:
     """One payload of another node."""
 
-    def __init__(self, reference: HandoffReference, tenant: str, *, peer: Peer | None, visitor: Visitor) -> None:
-        """Ask `peer`, None if nobody knows where the owner is, when the first one looks."""
+    def __init__(
+        self,
+        reference: HandoffReference,
+        tenant: str,
+        *,
+        peer: Peer | None,
+        visitor: Visitor,
+        form: TransferForm = EXACT_FORM,
+    ) -> None:
+        """Ask `peer`, None if nobody knows where the owner is, when the first one looks; bring the bytes in `form`."""
+        self.form = form
+        self.must_be_exact = False
+        """Whether it turned out that the payload can only come with all its bits."""
         self.users = 0
         self.epoch: int | None = None
         self._reference = reference
@@ -173,6 +191,8 @@ class Visit:
                 return closed(self._reference, answer)
             self._lease_token = answer.lease_token
             foreign, spec = opened(self._reference, answer)
+            if not self.form.is_exact:
+                spec = encoded_spec(foreign, spec, self.form)
         except OwnerUnreachableError as error:
             return unheard(self._reference).lost((Reason.OWNER_UNREACHABLE, str(error)))
         except InvalidFieldError as error:
@@ -203,7 +223,7 @@ class Visit:
         with self._visitor.new_upload(self._client, spec, length) as upload:
             renewing = asyncio.get_running_loop().create_task(self._renew(answer))
             try:
-                digests = await self._write(upload, answer.lease_token, StreamDigests(_layout(spec), length))
+                digests = await self._bring(upload, answer, spec)
             finally:
                 renewing.cancel()
                 await asyncio.wait({renewing})
@@ -211,11 +231,11 @@ class Visit:
             outcome = await upload.finish(
                 Seal(
                     valid_length=length,
-                    layer_digests=answer.descriptor.layer_digests,
+                    layer_digests=answer.descriptor.layer_digests if self.form.is_exact else digests,
                     verification=Verification.DIGEST,
                     hold=True,
                 ),
-                digested=tuple(digests.done) == answer.descriptor.layer_digests,
+                digested=digests == answer.descriptor.layer_digests or not self.form.is_exact,
             )
         if isinstance(outcome, Rejected):
             quarantined = outcome.reason is Reason.QUARANTINED
@@ -223,18 +243,47 @@ class Visit:
         self._hold = outcome.hold
         return None
 
-    async def _write(self, upload: Upload, lease_token: str, digests: StreamDigests) -> StreamDigests:
+    async def _bring(self, upload: Upload, answer: Opened, spec: PayloadSpec) -> tuple[bytes, ...]:
+        """Fill the slot and return the digests of what lies in it."""
+        length, sealed, token = answer.descriptor.valid_length, answer.descriptor.layer_digests, answer.lease_token
+        if self.form.is_exact:
+            digests = StreamDigests(_layout(spec), length)
+            await self._write(_Watched(upload, digests.update, **self._watching()), token)
+            return tuple(digests.done)
+        frames = frames_of(spec.geometry, length, self.form)
+        reader = FrameReader(upload, frames, sealed, run=self._visitor.run)
+        try:
+            await self._write(_WatchedFrames(reader, **self._watching()), token, and_then=reader.finish)
+        except NotFiniteError:
+            self.must_be_exact = True
+            raise
+        finally:
+            await reader.close()
+        return tuple(reader.digests)
+
+    def _watching(self) -> dict[str, Any]:
+        assert self._peer is not None, self
+        return {
+            "stall_seconds_max": self._visitor.limits.stall_seconds_max,
+            "by": self._peer.capabilities.name,
+        }
+
+    async def _write(
+        self, watched: _Watched, lease_token: str, *, and_then: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
         assert self._peer is not None, self
         limits = self._visitor.limits
-        watched = self._coming = _Watched(upload, digests, limits.stall_seconds_max, by=self._peer.capabilities.name)
+        self._coming = watched
+        asked: dict[str, Any] = {} if self.form.is_exact else {"form": self.form}
         try:
             # The check that follows is not timed: it goes on whatever becomes of this, and gives a hold to be returned.
             async with asyncio.timeout(limits.pull_seconds_max), watched.stall:
                 way = await self._peer.pull(
-                    lease_token, watched, seconds_max=limits.pull_seconds_max, tenant=self._tenant
+                    lease_token, watched, seconds_max=limits.pull_seconds_max, tenant=self._tenant, **asked
                 )
                 watched.by = way.name
-                return digests
+                if and_then is not None:
+                    await and_then()
         finally:
             # What broke off because it was too slow says so, too; otherwise every hurried caller would begin it anew.
             watched.end()
@@ -257,15 +306,17 @@ def _layout(spec: PayloadSpec) -> SlotLayout:
 class _Watched:
     """An upload whose bytes must keep coming and are digested as they do; a `Sink`."""
 
-    def __init__(self, upload: Upload, digests: StreamDigests, stall_seconds_max: float, *, by: str) -> None:
-        """Count from now on; bytes will try to come `by` this way."""
+    def __init__(
+        self, target: Sink, also: Callable[[memoryview], object], *, stall_seconds_max: float, by: str
+    ) -> None:
+        """Count from now on; bytes will try to come `by` this way, to `target`, and `also` is told of them."""
         self.by = by
         self._began_at = time.perf_counter()
         self._ended_at: float | None = None
-        self._digests = digests
+        self._also = also
         self._room: list[memoryview] = []
         self.nbytes = 0
-        self._upload = upload
+        self._target = target
         self._stall_seconds_max = stall_seconds_max
         self._loop = asyncio.get_running_loop()
         self.stall = asyncio.timeout(stall_seconds_max)
@@ -274,7 +325,7 @@ class _Watched:
     @property
     def remaining_bytes(self) -> int:
         """Return how many bytes are missing."""
-        return self._upload.remaining_bytes
+        return self._target.remaining_bytes
 
     @property
     def seconds(self) -> float:
@@ -287,22 +338,22 @@ class _Watched:
 
     def write(self, chunk: memoryview) -> None:
         """Copy the next bytes to their places; errors as for `Upload.write`."""
-        self._upload.write(chunk)
-        self._digests.update(chunk)
+        self._target.write(chunk)
+        self._also(chunk)
         self._came(chunk.nbytes)
 
     def room(self) -> list[memoryview]:
         """Return the places of the next bytes; errors as for `Upload.room`."""
-        self._room = self._upload.room()
+        self._room = list(self._target.room())
         return self._room
 
     def advance(self, nbytes: int) -> None:
         """Note that so many bytes were written to where `room` said."""
-        self._upload.advance(nbytes)
+        self._target.advance(nbytes)
         self._came(nbytes)
         for view in self._room:
             piece = view[:nbytes]
-            self._digests.update(piece)
+            self._also(piece)
             nbytes -= piece.nbytes
             if not nbytes:
                 return
@@ -311,3 +362,22 @@ class _Watched:
         self.nbytes += nbytes
         if not self.stall.expired():
             self.stall.reschedule(self._loop.time() + self._stall_seconds_max)
+
+
+class _WatchedFrames(_Watched):
+    """The same for frames, which take a while; a `PacedSink`."""
+
+    def __init__(self, reader: FrameReader, *, stall_seconds_max: float, by: str) -> None:
+        """Count from now on; bytes will try to come `by` this way."""
+        super().__init__(reader, lambda _: None, stall_seconds_max=stall_seconds_max, by=by)
+        self._reader = reader
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether more bytes are taken at the moment."""
+        return self._reader.is_ready
+
+    async def ready(self) -> None:
+        """Wait until they are, which is no stall of the owner's."""
+        await self._reader.ready()
+        self._came(0)

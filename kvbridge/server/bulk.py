@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError, Message
@@ -15,7 +17,9 @@ from grpc import aio
 
 from kvbridge.core.errors import InvalidFieldError, TooLateError
 from kvbridge.core.layout import slot_layout
+from kvbridge.core.transfer_encoding import TransferEncoding, TransferForm, form_of
 from kvbridge.node.bridge import Bridge
+from kvbridge.node.identity import Client
 from kvbridge.node.streams import canonical_chunks
 from kvbridge.node.upload import Upload
 from kvbridge.server.answers import Answers
@@ -23,8 +27,9 @@ from kvbridge.server.calls import caller
 from kvbridge.server.outcomes import encode_outcome
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.wire import decode_seal, decode_spec
-from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, UPLOAD_CHUNK_TAG, encode_chunk, split_chunk
+from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, UPLOAD_CHUNK_TAG, cut, encode_chunk, split_chunk
 from kvbridge.wire.payloads import require
+from kvbridge.wire.transfers import decode_transfer_encoding
 
 _Context: TypeAlias = aio.ServicerContext[Any, Any]
 
@@ -84,6 +89,13 @@ class BulkServicer:
         client = caller(self._bridge.sessions, context)
         wanted = pb.DownloadRequest()
         _parse(request, wanted)
+        form = _form(wanted)
+        if not form.is_exact:
+            _require_node(client)
+            async with aclosing(self._encoded(client, wanted.lease_token, form)) as messages:
+                async for message in messages:
+                    yield message
+            return
         payload, slot = self._bridge.payload_of_lease(client, wanted.lease_token)
         descriptor = payload.descriptor
         assert descriptor is not None, payload
@@ -105,6 +117,34 @@ class BulkServicer:
         # What another node takes says how far away that is, not what consumers by value have to wait for.
         if not wanted.offset_bytes and not to_a_node:
             self._bridge.costs.record_download(client.tenant, total_bytes, time.perf_counter() - began_at)
+
+    async def _encoded(self, client: Client, token: str, form: TransferForm) -> AsyncGenerator[bytes, None]:
+        """Yield a leased payload's frames; none leaves once the lease is gone."""
+        look = partial(self._bridge.payload_of_lease, client, token)
+        async with aclosing(self._bridge.encoded(look, form).frames()) as frames:
+            async for frame in frames:
+                for pieces in cut(iter([memoryview(frame)]), self._bridge.config.chunk_bytes):
+                    look()
+                    self._bridge.traffic.note_departure(sum(piece.nbytes for piece in pieces), to_a_node=client.is_node)
+                    yield encode_chunk(pieces, DOWNLOAD_CHUNK_TAG)
+
+
+def _require_node(client: Client) -> None:
+    """Refuse to encode for others than nodes.
+
+    Raises:
+        InvalidFieldError: naming `encoding`.
+    """
+    if not client.is_node:
+        raise InvalidFieldError("encoding", "is for nodes; clients are sent the bytes as they lie here")
+
+
+def _form(wanted: pb.DownloadRequest) -> TransferForm:
+    encoding = decode_transfer_encoding(wanted.encoding, TransferEncoding.EXACT, "encoding")
+    form = form_of(encoding, wanted.exact_layers_first)
+    if wanted.offset_bytes and not form.is_exact:
+        raise InvalidFieldError("offset_bytes", "must be 0 where values are encoded")
+    return form
 
 
 async def _write_chunks(upload: Upload, messages: AsyncIterator[bytes], *, pause_seconds_max: float) -> pb.PayloadSeal:

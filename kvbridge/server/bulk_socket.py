@@ -6,19 +6,22 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
 from kvbridge.core.access import Proofs
 from kvbridge.core.errors import BridgeError
 from kvbridge.core.layout import slot_layout
+from kvbridge.core.ledger import Payload
 from kvbridge.link import tcp
 from kvbridge.link.secured import SecuredConnection, secured
 from kvbridge.node.bridge import Bridge
+from kvbridge.node.encoding import EncodedStream, Look
 from kvbridge.node.identity import Client
 from kvbridge.node.streams import canonical_chunks
+from kvbridge.node.traffic import Traffic
 from kvbridge.server.access import AccessControl, transport_of_host
 from kvbridge.tls import subjects_of
 
@@ -107,11 +110,30 @@ class BulkSocketServer:
                 async with asyncio.timeout(_REQUEST_SECONDS_MAX):
                     request = await tcp.read_request(taken)
                 admit = partial(self._admit, _proofs(taken, request, host), request)
-                source = LeasedSource(self._bridge, admit, request.lease_token)
-                await tcp.send(taken, source.remaining_bytes, source, look_seconds=_LOOK_SECONDS)
+                await self._send(taken, admit, request)
             except (BridgeError, OSError, TimeoutError) as error:
                 # The other node finds its connection closed, and the lease answers everything else.
                 _log.info("a stream of bytes ended early", extra={"problem": str(error)})
+
+    async def _send(
+        self, taken: socket.socket | SecuredConnection, admit: Callable[[], Client], request: tcp.BulkRequest
+    ) -> None:
+        if request.form.is_exact:
+            source = LeasedSource(self._bridge, admit, request.lease_token)
+            await tcp.send(taken, source.remaining_bytes, source, look_seconds=_LOOK_SECONDS)
+            return
+
+        def look() -> tuple[Payload, memoryview]:
+            return self._bridge.payload_of_lease(admit(), request.lease_token)
+
+        stream = self._bridge.encoded(look, request.form)
+        async with aclosing(self._sources(stream, look)) as sources:
+            await tcp.send_in_turn(taken, stream.nbytes, sources, look_seconds=_LOOK_SECONDS)
+
+    async def _sources(self, stream: EncodedStream, look: Look) -> AsyncGenerator[FrameSource, None]:
+        async with aclosing(stream.frames()) as frames:
+            async for frame in frames:
+                yield FrameSource(frame, look, self._bridge.traffic)
 
     async def _secured(self, connection: socket.socket) -> socket.socket | SecuredConnection:
         context = self._context()
@@ -130,6 +152,26 @@ def _proofs(taken: socket.socket | SecuredConnection, request: tcp.BulkRequest, 
         token=request.bearer or None,
         subjects=() if tls is None else tuple(sorted(subjects_of(tls))),
     )
+
+
+class FrameSource:
+    """One frame of a leased payload; a `tcp.Source`."""
+
+    def __init__(self, frame: bytes, look: Look, traffic: Traffic) -> None:
+        """Begin at the first byte, with a `look` at the lease each time."""
+        self._rest = memoryview(frame)
+        self._look = look
+        self._traffic = traffic
+
+    def views(self) -> Sequence[memoryview]:
+        """Look at the lease and return the rest; errors as for `LeasedSource.views`."""
+        self._look()
+        return [self._rest] if self._rest.nbytes else []
+
+    def advance(self, nbytes: int) -> None:
+        """Go on behind so many bytes."""
+        self._traffic.note_departure(nbytes, to_a_node=True)
+        self._rest = self._rest[nbytes:]
 
 
 class LeasedSource:

@@ -14,6 +14,7 @@ from kvbridge.link.grpc_neighbour import readable_names, readable_orders
 from kvbridge.link.neighbour import OrderNews, Owned
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.cluster import KEYS_ASKED_MAX
+from kvbridge.node.encoding import encodings_of
 from kvbridge.node.lending import Lent, Refused
 from kvbridge.server.answers import Answers
 from kvbridge.server.calls import caller, require_time
@@ -31,6 +32,7 @@ from kvbridge.wire import (
 )
 from kvbridge.wire.orders import encode_order
 from kvbridge.wire.payloads import require
+from kvbridge.wire.transfers import encode_transfer_encoding
 
 _NANOS_PER_SECOND = 1_000_000_000
 
@@ -126,6 +128,7 @@ def encode_lent(lent: Lent) -> pb.OpenedPayload:
         time_to_live=encode_duration(lent.grant.ttl_seconds),
         descriptor=encode_descriptor(lent.descriptor, with_ids=True),
         fallback=encode_fallback(lent.fallback),
+        encodings=map(encode_transfer_encoding, encodings_of(lent.descriptor)),
     )
 
 

@@ -83,7 +83,7 @@ def refusal(part: pb.Part, spec: PayloadSpec | None = None) -> Reason:
 
 
 @contextmanager
-def running_pair(*owner_flags: str, transport: str = "grpc") -> Iterator[Pair]:
+def running_pair(*owner_flags: str, transport: str = "grpc", puller_flags: tuple[str, ...] = ()) -> Iterator[Pair]:
     """Run two nodes; every way from the puller to the owner leads through a proxy."""
     with Proxy() as calls, Proxy(free_port()) as bulk:
         network = Network(calls) if transport == "grpc" else Network(calls, bulk)
@@ -92,7 +92,7 @@ def running_pair(*owner_flags: str, transport: str = "grpc") -> Iterator[Pair]:
             calls.target_port = owner.tcp_port
             peers = ("--node-id", "puller", "--peers", f"owner=127.0.0.1:{calls.port}")
             with (
-                running_bridge(*peers, *SETTINGS) as puller,
+                running_bridge(*peers, *SETTINGS, *puller_flags) as puller,
                 ApiClient(owner) as producer,
                 ApiClient(puller) as consumer,
             ):

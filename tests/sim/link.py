@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import BridgeError
+from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm
 from kvbridge.link.port import Capabilities, Closed, Opened, OwnerUnreachableError, TransferFailedError
 from kvbridge.node.identity import DEFAULT_TENANT, Client
 from kvbridge.node.lending import Refused
@@ -122,9 +123,12 @@ class SimulatedPeer:
             epoch=owner.bridge.epoch,
         )
 
-    async def pull(self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "") -> Capabilities:
+    async def pull(
+        self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "", form: TransferForm = EXACT_FORM
+    ) -> Capabilities:
         """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`."""
         del tenant  # There is one.
+        assert form.is_exact, "nothing else was offered"
         try:
             async with asyncio.timeout(seconds_max):
                 await self._request(Failpoint.PULL_BEGIN)
