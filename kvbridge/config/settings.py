@@ -82,7 +82,7 @@ class BridgeConfig:
     """Most local clients of one user at once."""
     concurrent_calls_max: int = 2048
     """Most gRPC calls at once; more are refused."""
-    calls_per_connection_max: int = 1024
+    calls_per_connection_max: int = 2048
     """Most calls at once over one connection; more wait at the client."""
     message_bytes_max: int = 24 << 20
     """Largest gRPC message: room for the longest text and token list together. Compressed ones are refused."""
