@@ -102,10 +102,11 @@ outcomes = st.builds(
 verifications = st.sampled_from(Verification)
 pulls = st.builds(
     Pull,
-    owner=builders.names,
+    node_id=builders.names,
     by=st.sampled_from(["grpc", "tcp"]),
     nbytes=st.integers(0, 2**40),
     seconds=st.floats(0, 100),
+    from_replica=st.booleans(),
 )
 """What may have been brought over for a part."""
 leased_parts = st.builds(

@@ -68,7 +68,7 @@ class RouteKey:
 class Pull:
     """Bytes that were brought over from another node for a part, or for others at the same time."""
 
-    owner: str
+    node_id: str
     """The node that they came from."""
     by: str
     """Which way they came, such as grpc or tcp."""
@@ -76,6 +76,8 @@ class Pull:
     """Bytes on the way so far: fewer than the payload has if it broke off or was not waited for."""
     seconds: float
     """How long that took."""
+    from_replica: bool = False
+    """Whether that node has a replica of the payload and does not own it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

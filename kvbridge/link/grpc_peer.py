@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -18,15 +19,18 @@ from kvbridge.config import PORT_MAX
 from kvbridge.core.access.fields import CLIENT_FIELD, TENANT_FIELD
 from kvbridge.core.descriptor import FallbackText, PayloadReference
 from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.handoff_reference import is_node_id
 from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm
 from kvbridge.link import tcp
 from kvbridge.link.grpc_neighbour import GrpcNeighbour
 from kvbridge.link.neighbour import Greeting
 from kvbridge.link.port import (
+    HOLDERS_MAX,
     Capabilities,
     Closed,
     Opened,
     OwnerUnreachableError,
+    ReplicaNotice,
     Sink,
     TransferFailedError,
     until_ready,
@@ -44,6 +48,7 @@ from kvbridge.wire import (
     decode_model_tag,
     decode_reason,
     decode_tokens,
+    encode_duration,
     encode_reference,
 )
 from kvbridge.wire.chunks import DOWNLOAD_CHUNK_TAG, split_chunk
@@ -108,10 +113,12 @@ class GrpcPeer:
         self._require_right(answer)
         return int(answer.epoch)
 
-    async def open(self, tenant: str, reference: PayloadReference, *, seconds_max: float) -> Opened | Closed:
+    async def open(
+        self, tenant: str, reference: PayloadReference, *, seconds_max: float, owner_epoch: int = 0
+    ) -> Opened | Closed:
         """Lease a payload; errors as for `Peer.open`."""
         request = peer_service_pb2.OpenPayloadRequest(
-            request_id=_request_id(), tenant=tenant, reference=encode_reference(reference)
+            request_id=_request_id(), tenant=tenant, reference=encode_reference(reference), owner_epoch=owner_epoch
         )
         answer = await self._ask(self._peer.OpenPayload, request, seconds_max)
         try:
@@ -203,9 +210,15 @@ class GrpcPeer:
         with suppress(aio.AioRpcError, TokenFileError):
             await self._handoff.Renew(request, timeout=seconds_max, metadata=self._metadata(tenant))
 
-    async def release(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
-        """Give a lease back."""
-        request = handoff_service_pb2.ReleaseRequest(request_id=_request_id(), tokens=[lease_token])
+    async def release(
+        self, lease_token: str, *, seconds_max: float, tenant: str = "", replica: ReplicaNotice | None = None
+    ) -> None:
+        """Give a lease back, and tell of the replica that it left."""
+        request = handoff_service_pb2.ReleaseRequest(
+            request_id=_request_id(),
+            tokens=[lease_token],
+            replica=None if replica is None else _encode_notice(replica),
+        )
         with suppress(aio.AioRpcError, TokenFileError):
             await self._handoff.Release(request, timeout=seconds_max, metadata=self._metadata(tenant))
 
@@ -348,6 +361,7 @@ def _decode_answer(answer: peer_service_pb2.OpenPayloadResponse) -> Opened | Clo
             fallback=decode_fallback(opened.fallback),
             epoch=answer.owner.epoch,
             encodings=known_transfer_encodings(opened.encodings),
+            holders=tuple(islice(filter(is_node_id, opened.holders), HOLDERS_MAX)),
         )
     closed = answer.closed
     return Closed(
@@ -358,6 +372,10 @@ def _decode_answer(answer: peer_service_pb2.OpenPayloadResponse) -> Opened | Clo
         model=decode_model_tag(closed.model) if closed.HasField("model") else None,
         epoch=answer.owner.epoch,
     )
+
+
+def _encode_notice(notice: ReplicaNotice) -> handoff_service_pb2.ReplicaNotice:
+    return handoff_service_pb2.ReplicaNotice(node_id=notice.node_id, linger=encode_duration(notice.linger_seconds))
 
 
 def _request_id() -> str:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from kvbridge.core.descriptor import FallbackText, PayloadDescriptor, PayloadReference
 from kvbridge.core.reasons import Reason
 from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm
-from kvbridge.link.port import Capabilities, Closed, Opened, OwnerUnreachableError, Sink, TransferFailedError
+from kvbridge.link.port import (
+    Capabilities,
+    Closed,
+    Opened,
+    OwnerUnreachableError,
+    ReplicaNotice,
+    Sink,
+    TransferFailedError,
+)
 
 CAPABILITIES = Capabilities(name="memory", one_sided=True, abortable=True, device_memory=False, zero_copy=False)
 """One process for both nodes."""
@@ -73,8 +81,13 @@ class MemoryPeer:
         """How many streams were begun."""
         self.streaming = 0
         """How many streams are under way."""
+        self.holders: tuple[str, ...] = ()
+        """Nodes that it names as having replicas."""
+        self.notices: list[ReplicaNotice] = []
+        """What it was told of replicas."""
         self._lease_ttl_seconds = lease_ttl_seconds
         self._payloads: dict[PayloadReference, MemoryPayload] = {}
+        self._replicas: dict[tuple[str, int], MemoryPayload] = {}
         self._ended: dict[PayloadReference, tuple[Reason, str]] = {}
 
     def __repr__(self) -> str:
@@ -90,6 +103,10 @@ class MemoryPeer:
         """Own a payload."""
         self._payloads[payload.descriptor.reference] = payload
 
+    def put_replica(self, key: str, payload: MemoryPayload, *, owner_epoch: int = 1) -> None:
+        """Have a replica under its handoff reference."""
+        self._replicas[key, owner_epoch] = payload
+
     def end(self, reference: PayloadReference, reason: Reason, detail: str) -> None:
         """Keep nothing of a payload but its text and why it ended."""
         self._ended[reference] = (reason, detail)
@@ -97,7 +114,7 @@ class MemoryPeer:
     def restart(self) -> None:
         """Lose everything and be another."""
         self.epoch += 1
-        for kept in (self.leases, self._payloads, self._ended):
+        for kept in (self.leases, self._payloads, self._replicas, self._ended):
             kept.clear()
 
     async def ping(self, *, seconds_max: float) -> int:
@@ -105,11 +122,14 @@ class MemoryPeer:
         await self._answer(seconds_max)
         return self.epoch
 
-    async def open(self, tenant: str, reference: PayloadReference, *, seconds_max: float) -> Opened | Closed:
+    async def open(
+        self, tenant: str, reference: PayloadReference, *, seconds_max: float, owner_epoch: int = 0
+    ) -> Opened | Closed:
         """Lease a payload; errors as for `Peer.open`."""
         del tenant
         await self._answer(seconds_max)
-        payload = self._payloads.get(reference)
+        replica = self._replicas.get((reference.key, owner_epoch))
+        payload = replica if owner_epoch else self._payloads.get(reference)
         if payload is None:
             return self._closed(None, Reason.PAYLOAD_UNKNOWN, "the owner knows nothing of it")
         if reference in self._ended:
@@ -123,6 +143,7 @@ class MemoryPeer:
             descriptor=payload.descriptor,
             fallback=payload.fallback,
             epoch=self.epoch,
+            holders=self.holders,
         )
 
     async def pull(
@@ -147,9 +168,13 @@ class MemoryPeer:
         """Do nothing: leases here last for ever."""
         del lease_token, seconds_max, tenant
 
-    async def release(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
+    async def release(
+        self, lease_token: str, *, seconds_max: float, tenant: str = "", replica: ReplicaNotice | None = None
+    ) -> None:
         """Take a lease back."""
         del tenant
+        if replica is not None:
+            self.notices.append(replica)
         try:
             await self._answer(seconds_max)
         except OwnerUnreachableError:

@@ -13,6 +13,9 @@ from kvbridge.core.tags import ModelTag
 from kvbridge.core.tokens import TokenSequence
 from kvbridge.core.transfer_encoding import EXACT_FORM, TransferEncoding, TransferForm
 
+HOLDERS_MAX = 16
+"""Most nodes that an owner names for one payload."""
+
 
 class OwnerUnreachableError(BridgeError):
     """The node that owns a payload did not answer, or is not known."""
@@ -54,6 +57,8 @@ class Opened:
     """The owner's boot epoch; another one means that everything it had is gone."""
     encodings: tuple[TransferEncoding, ...] = ()
     """In how few bits it can send the values; none from an owner that knows of no such thing."""
+    holders: tuple[str, ...] = ()
+    """Nodes that told the owner that they have a replica, which was true once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,16 @@ class Closed:
     """Who computed the cache, or was to; None if that is not known."""
     epoch: int
     """The owner's boot epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaNotice:
+    """What a node tells the owner of a payload that it has brought over."""
+
+    node_id: str
+    """The node that has a replica now."""
+    linger_seconds: float
+    """How long it keeps it when nobody references it."""
 
 
 class Sink(Protocol):
@@ -136,8 +151,10 @@ class Peer(Protocol):
             OwnerUnreachableError: there was no answer in time, or another node answered.
         """
 
-    async def open(self, tenant: str, reference: PayloadReference, *, seconds_max: float) -> Opened | Closed:
-        """Lease a payload.
+    async def open(
+        self, tenant: str, reference: PayloadReference, *, seconds_max: float, owner_epoch: int = 0
+    ) -> Opened | Closed:
+        """Lease a payload of the node's own, or the replica that it has from a start `owner_epoch` of another node.
 
         Raises:
             OwnerUnreachableError: there was no answer in time.
@@ -159,8 +176,10 @@ class Peer(Protocol):
     async def renew(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
         """Prolong a lease; what goes wrong is found out by the pull."""
 
-    async def release(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
-        """Give a lease back; what goes wrong is mended by its expiry."""
+    async def release(
+        self, lease_token: str, *, seconds_max: float, tenant: str = "", replica: ReplicaNotice | None = None
+    ) -> None:
+        """Give a lease back, and tell of the replica that it left; what goes wrong is mended by its expiry."""
 
     async def close(self) -> None:
         """Hang up."""

@@ -42,6 +42,7 @@ from kvbridge.node.containment import Containment
 from kvbridge.node.costs import CostKeeper
 from kvbridge.node.encoding import EncodedStream, Look
 from kvbridge.node.fetching import Fetching
+from kvbridge.node.holders import Holders
 from kvbridge.node.housekeeping import Housekeeping
 from kvbridge.node.identity import CLIENT_FIELD, Client, SessionEndedError, Sessions
 from kvbridge.node.incarnations import Incarnations
@@ -113,6 +114,7 @@ class Bridge:
         }
         self.quotas = Quotas(config, self._tenancies, quotas=lambda: self.access.tenants, clock=clock)
         self.access.add_listener(self.quotas.apply)
+        self.holders = Holders(self._tenancies, clock=clock)
         self._background = Background()
         self.traffic = Traffic()
         self.journal = Journal(config.journal_records_max, tenants=len(self._tenancies))
@@ -353,15 +355,27 @@ class Bridge:
         return await self.prefetching.prefetch(client, self._tenancy(client), named, within_seconds)
 
     def lend(
-        self, client: Client, tenant: str, reference: PayloadReference, *, kept: Tombstone | None = None
+        self,
+        client: Client,
+        tenant: str,
+        reference: PayloadReference,
+        *,
+        kept: Tombstone | None = None,
+        owner_epoch: int = 0,
     ) -> Lent | Refused:
         """Lease a payload to another node, or say why it cannot be had; `kept` is what `recall` gave.
+
+        With `owner_epoch` it is the replica, from that start of its owner, that is here or not; none is brought over.
 
         Raises:
             LimitExceededError: the other node has too many references.
         """
         if tenant not in self._tenancies:
             return UNKNOWN
+        if is_handoff_reference(reference.key):
+            if not self.replicas.is_from(tenant, reference.key, owner_epoch):
+                return UNKNOWN
+            reference = PayloadReference(key=reference.key, generation=0)
         answer = lend(
             self._tenancies[tenant],
             client,
@@ -373,6 +387,7 @@ class Bridge:
         )
         if isinstance(answer, Lent):
             self.containment.quarantines.lent(client, tenant, answer.grant)
+            return replace(answer, holders=self.holders.of(tenant, reference))
         return answer
 
     def payload_of_lease(self, client: Client, token: str) -> tuple[Payload, memoryview]:
@@ -521,6 +536,9 @@ class Bridge:
             incarnations=incarnations,
             linger_seconds=config.replica_linger_seconds,
             run=self._verifier.run,
+            node_id=config.node_id,
+            find=peers.find,
+            traffic=self.traffic,
         )
         return Replicas(peers, visitor)
 

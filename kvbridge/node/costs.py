@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
@@ -19,6 +19,7 @@ from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.gate import Costs
 from kvbridge.core.tags import ModelTag
 from kvbridge.node.check_costs import CheckCosts, CheckedPayload
+from kvbridge.node.sources import Sources
 
 BY_VALUE = "(by value)"
 """Stands for the place of clients that share no memory with the node; no node has this name."""
@@ -36,11 +37,12 @@ class CostKeeper:
     ) -> None:
         """Start without any measurement; `clock` gives monotonic seconds."""
         self._clock = clock
-        self._pulled_at: dict[str, float] = {}  # by owner; only configured nodes are pulled from
+        self._pulled_at: dict[str, float] = {}  # by node; only nodes that are known are pulled from
         self._limits = limits or CostLimits()
         self._pulls = CostModel(self._limits)
         self._of_tenants: dict[str, CostModel] = {}
         self.checks = CheckCosts(clock)
+        self.sources = Sources(self.measured_pull_seconds, clock=clock)
         self._node_id = node_id
 
     def __repr__(self) -> str:
@@ -65,25 +67,28 @@ class CostKeeper:
         verification: Verification,
         deadline_seconds: float | None,
         owner: str | None = None,
+        holders: Sequence[str] = (),
         arriving_bytes: int | None = None,
     ) -> Costs:
-        """Return what handing over a payload costs, and whether that pays; `owner` is the node that still has it.
+        """Return what handing over a payload costs, and whether that pays.
 
-        From there `arriving_bytes` come, or as many as the payload has.
+        `owner` is the node that still has it, and `holders` are others; the one that would be asked first counts. From
+        there `arriving_bytes` come, or as many as the payload has.
         """
         nbytes = descriptor.canonical_bytes
         coming = nbytes if arriving_bytes is None else arriving_bytes
+        source = None if owner is None else self.sources.first(owner, holders, nbytes)
         check_seconds = self.checks.estimate(payload, descriptor, verification)
         here = self.of_tenant(payload[0]).estimate(
-            consumer, self._pair(attached=attached or owner is not None), descriptor.valid_length, nbytes
+            consumer, self._pair(attached=attached or source is not None), descriptor.valid_length, nbytes
         )
-        estimate = _with_check(here if owner is None else self._pulled(here, owner, coming), check_seconds)
+        estimate = _with_check(here if source is None else self._pulled(here, source, coming), check_seconds)
         wanted = _cost_policy(policy.tokens_min_unmeasured, policy.gain_min)
         return Costs(
             problem=judge(estimate, descriptor.valid_length, wanted),
             prefill_seconds=estimate.prefill_seconds,
             handoff_seconds=estimate.handoff_seconds,
-            bytes_seconds=check_seconds + self.pull_seconds(owner, coming),
+            bytes_seconds=check_seconds + self.pull_seconds(source, coming),
             deadline_seconds=deadline_seconds,
         )
 
@@ -108,26 +113,30 @@ class CostKeeper:
         with suppress(InvalidFieldError):  # A clock that showed no time at all.
             self.of_tenant(tenant).record_transfer(self._pair(attached=False), nbytes, seconds)
 
-    def record_pull(self, owner: str, nbytes: int, seconds: float) -> None:
+    def record_pull(self, source: str, nbytes: int, seconds: float) -> None:
         """Take the node's own measurement of bytes that came from another node."""
         with suppress(InvalidFieldError):  # A clock that showed no time at all.
-            self._pulls.record_transfer((owner, self._node_id), nbytes, seconds)
-            self._pulled_at[owner] = self._clock()
+            self._pulls.record_transfer((source, self._node_id), nbytes, seconds)
+            self._pulled_at[source] = self._clock()
 
-    def _pulled(self, here: Estimate, owner: str, nbytes: int) -> Estimate:
+    def _pulled(self, here: Estimate, source: str, nbytes: int) -> Estimate:
         """Return an estimate in which the handoff costs the way from another node, too; it was for this host."""
-        seconds = self._pulls.transfer_seconds((owner, self._node_id), nbytes)
+        seconds = self._pulls.transfer_seconds((source, self._node_id), nbytes)
         handoff_seconds = None if seconds is None else seconds + (here.handoff_seconds or 0.0)
         return Estimate(prefill_seconds=here.prefill_seconds, handoff_seconds=handoff_seconds)
 
     def _pair(self, *, attached: bool) -> tuple[str, str]:
         return (self._node_id, self._node_id if attached else BY_VALUE)
 
-    def pull_seconds(self, owner: str | None, nbytes: int) -> float:
+    def pull_seconds(self, source: str | None, nbytes: int) -> float:
         """Return how long bytes of another node would take, by what was measured lately; 0 if nothing was."""
-        if owner is None or self._clock() - self._pulled_at.get(owner, -math.inf) > PULL_TRUST_SECONDS:
-            return 0.0
-        return self._pulls.transfer_seconds((owner, self._node_id), nbytes) or 0.0
+        return 0.0 if source is None else self.measured_pull_seconds(source, nbytes) or 0.0
+
+    def measured_pull_seconds(self, source: str, nbytes: int) -> float | None:
+        """Return how long bytes of another node would take, or None if that was not measured lately."""
+        if self._clock() - self._pulled_at.get(source, -math.inf) > PULL_TRUST_SECONDS:
+            return None
+        return self._pulls.transfer_seconds((source, self._node_id), nbytes)
 
 
 @lru_cache(maxsize=_POLICIES_MAX)

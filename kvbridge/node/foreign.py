@@ -65,6 +65,8 @@ class Foreign:
     """The payload's tokens, if they are known."""
     encodings: tuple[TransferEncoding, ...] = ()
     """In how few bits its owner can send the values."""
+    holders: tuple[str, ...] = ()
+    """Other nodes that ought to have its bytes and can be asked for them."""
 
     @property
     def known(self) -> bool:

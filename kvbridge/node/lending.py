@@ -26,6 +26,8 @@ class Lent:
     """What was leased."""
     fallback: FallbackText
     """What consumers take instead."""
+    holders: tuple[str, ...] = ()
+    """Nodes that said that they have a replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

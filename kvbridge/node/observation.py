@@ -81,6 +81,8 @@ def _sample(bridge: Bridge, file: JournalFile | None) -> NodeSample:
         uploaded_bytes=bridge.traffic.uploaded_bytes,
         downloaded_bytes=bridge.traffic.downloaded_bytes,
         pulled_bytes=bridge.traffic.pulled_bytes,
+        pulled_from_owners_bytes=bridge.traffic.pulled_from_owners_bytes,
+        pulled_from_replicas_bytes=bridge.traffic.pulled_from_replicas_bytes,
         sent_bytes=bridge.traffic.sent_bytes,
         prefetches=_prefetches(bridge.prefetching),
         journal_records=len(bridge.journal),

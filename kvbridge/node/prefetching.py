@@ -256,7 +256,8 @@ class Prefetching:
         if problem is not None:
             return refused(Reason.TRANSFER_FAILED, problem)
         nbytes = said.descriptor.canonical_bytes
-        seconds = self._costs.pull_seconds(said.owner, nbytes)
+        source = self._costs.sources.first(said.owner, said.holders, nbytes)
+        seconds = self._costs.pull_seconds(source, nbytes)
         if order.within_seconds is not None and seconds > order.within_seconds:
             detail = f"the bytes would take {seconds:.3g} s, but are wanted within {order.within_seconds:.3g} s"
             return refused(Reason.TRANSFER_TIMEOUT, detail)

@@ -50,6 +50,10 @@ class Replicas:
         epoch = self._epochs.get((tenant, key))
         return epoch is not None and epoch == self._visitor.incarnations.of(_owner(key))
 
+    def is_from(self, tenant: str, key: str, owner_epoch: int) -> bool:
+        """Tell whether a replica came from this start of its owner, and no newer one was heard of."""
+        return self._epochs.get((tenant, key)) == owner_epoch and self.is_current(tenant, key)
+
     @contextmanager
     def visiting(
         self, tenant: str, keys: Iterable[str], form: TransferForm = EXACT_FORM

@@ -197,6 +197,7 @@ class Surroundings:
             deadline_seconds=made.deadline_seconds,
             owner=found.owner if isinstance(found, Foreign) else None,
             arriving_bytes=arriving_bytes(found, policy.transfer_form) if isinstance(found, Foreign) else None,
+            holders=found.holders if isinstance(found, Foreign) else (),
         )
 
 

@@ -19,6 +19,10 @@ class Traffic:
     """Went out by value to clients."""
     pulled_bytes: int = 0
     """Came in from other nodes, whether or not they became a replica."""
+    pulled_from_owners_bytes: int = 0
+    """Of these, came from the nodes that own them."""
+    pulled_from_replicas_bytes: int = 0
+    """Of these, came from other nodes that had a replica."""
     sent_bytes: int = 0
     """Went out to other nodes that pulled them."""
 
@@ -28,6 +32,13 @@ class Traffic:
             self.pulled_bytes += nbytes
         else:
             self.uploaded_bytes += nbytes
+
+    def note_pull(self, nbytes: int, *, from_replica: bool) -> None:
+        """Count whose copy it was that came in from another node."""
+        if from_replica:
+            self.pulled_from_replicas_bytes += nbytes
+        else:
+            self.pulled_from_owners_bytes += nbytes
 
     def note_departure(self, nbytes: int, *, to_a_node: bool) -> None:
         """Count what went out by value."""

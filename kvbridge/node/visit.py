@@ -4,8 +4,10 @@
 2. The visit holds one lease at the owner, renewed while bytes come and given back when the last one leaves. An answer
    that is under way is waited for, so that the lease in it is given back, too.
 3. The bytes go straight into a slot and are checked against the owner's digests before anybody can lease them. What
-   cannot be checked is not taken. Values in fewer bits come in frames that are checked before they are decoded, and
-   the replica is sealed with digests of what was decoded; it lies under a name of its own.
+   cannot be checked is not taken. They come from the owner, or from a *holder*, a node that has a replica: what it
+   sends has to have the same digests, and whatever goes wrong there, the owner is asked next. Values in fewer bits come
+   from the owner, in frames that are checked before they are decoded, and the replica is sealed with digests of what
+   was decoded; it lies under a name of its own.
 4. Nobody waits longer than its deadline allows, and a little less for each other who waits. When nobody is left the
    transfer breaks off; how fast it was is remembered, so that the next one that could not be in time is not begun.
 """
@@ -13,13 +15,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from kvbridge.core.descriptor import PayloadSpec, Verification
+from kvbridge.core.cost.sources import Candidate, holders_seconds
+from kvbridge.core.descriptor import PayloadReference, PayloadSpec, Verification
 from kvbridge.core.errors import BridgeError, InvalidFieldError, MemoryExhaustedError, UnknownReferenceError
 from kvbridge.core.handoff_reference import HandoffReference
 from kvbridge.core.journal import Pull
@@ -27,7 +31,15 @@ from kvbridge.core.layout import SlotLayout, slot_layout
 from kvbridge.core.ledger import Grant, Rejected
 from kvbridge.core.reasons import Reason
 from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm
-from kvbridge.link.port import Opened, OwnerUnreachableError, Peer, Sink
+from kvbridge.link.port import (
+    Closed,
+    Opened,
+    OwnerUnreachableError,
+    Peer,
+    ReplicaNotice,
+    TransferFailedError,
+)
+from kvbridge.node.arrival import Arrival, ArrivalTerms, ArrivingFrames
 from kvbridge.node.background import Background
 from kvbridge.node.byte_checks import NODE_CLIENT_ID, Failure
 from kvbridge.node.costs import CostKeeper
@@ -36,7 +48,9 @@ from kvbridge.node.encoding import Run
 from kvbridge.node.foreign import Foreign, closed, encoded_spec, opened, unfit, unheard
 from kvbridge.node.identity import Client
 from kvbridge.node.incarnations import Incarnations
+from kvbridge.node.source import Source, source_of
 from kvbridge.node.streams import StreamDigests
+from kvbridge.node.traffic import Traffic
 from kvbridge.node.upload import Upload
 from kvbridge.node.waiting import Waiters
 from kvbridge.transform.encoded_layers import NotFiniteError, frames_of
@@ -44,9 +58,9 @@ from kvbridge.wire import Seal
 
 _Result = TypeVar("_Result")
 
+_log = logging.getLogger(__name__)
+
 _RELEASE_SECONDS_MAX = 2.0
-_RENEWALS_PER_TTL = 3
-_RENEWAL_SECONDS_MIN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +100,12 @@ class Visitor:
     """Learns of the owners' starts."""
     linger_seconds: float
     """How long a replica stays when nobody references it."""
+    node_id: str
+    """This node."""
+    find: Callable[[str], Peer | None]
+    """Finds other nodes."""
+    traffic: Traffic
+    """Counts what they bring."""
     run: Run
     """Does work on a thread."""
 
@@ -118,8 +138,9 @@ class Visit:
         self._looking: asyncio.Task[Foreign] | None = None
         self._pulling: asyncio.Task[Failure | None] | None = None
         self._is_whole = False  # all bytes are here, and only their check is left
-        self._coming: _Watched | None = None
+        self._coming: Arrival | None = None
         self._hold: Grant | None = None
+        self._failure: Failure | None = None
         self._waiters = Waiters()
 
     def __repr__(self) -> str:
@@ -132,7 +153,13 @@ class Visit:
         coming = self._coming
         if coming is None or not coming.nbytes:
             return None
-        return Pull(owner=self._reference.node_id, by=coming.by, nbytes=coming.nbytes, seconds=coming.seconds)
+        return Pull(
+            node_id=coming.node_id,
+            by=coming.by,
+            nbytes=coming.nbytes,
+            seconds=coming.seconds,
+            from_replica=coming.node_id != self._reference.node_id,
+        )
 
     @property
     def brought(self) -> bool:
@@ -148,9 +175,12 @@ class Visit:
         return self._unreachable("it did not answer before the caller's deadline")
 
     async def pull(self, seconds_left: float | None) -> Failure | None:
-        """Bring the bytes over and return why that failed, or None; the owner must have leased them."""
+        """Bring the bytes over and return why that failed, or None; the owner must have leased them.
+
+        The first caller's time says how long holders may be tried.
+        """
         if self._pulling is None:
-            self._pulling = self._visitor.background.start(self._pull())
+            self._pulling = self._visitor.background.start(self._pull(seconds_left))
         if await self._ends_in_time(self._pulling, seconds_left):
             return self._pulling.result()
         return Reason.TRANSFER_TIMEOUT, "the bytes did not arrive before the caller's deadline"
@@ -167,7 +197,15 @@ class Visit:
             with suppress(UnknownReferenceError):
                 self._visitor.release(self._client, [self._hold.token])
         if self._lease_token and self._peer is not None:
-            await self._peer.release(self._lease_token, seconds_max=_RELEASE_SECONDS_MAX, tenant=self._tenant)
+            await self._peer.release(
+                self._lease_token, seconds_max=_RELEASE_SECONDS_MAX, tenant=self._tenant, replica=self._notice()
+            )
+
+    def _notice(self) -> ReplicaNotice | None:
+        """Return what the owner is told of the replica, if there is one that others may have."""
+        if self._hold is None or not self.form.is_exact:
+            return None
+        return ReplicaNotice(node_id=self._visitor.node_id, linger_seconds=self._visitor.linger_seconds)
 
     async def _ends_in_time(self, task: asyncio.Task[_Result], seconds_left: float | None) -> bool:
         return await self._waiters.see_the_end(task, seconds_left)
@@ -197,20 +235,31 @@ class Visit:
             return unheard(self._reference).lost((Reason.OWNER_UNREACHABLE, str(error)))
         except InvalidFieldError as error:
             return self._unreachable(f"its answer makes no sense: {error}")
+        foreign = replace(foreign, holders=tuple(filter(self._can_be_asked, dict.fromkeys(answer.holders))))
         self._opened = answer, foreign, replace(spec, linger_seconds=self._visitor.linger_seconds)
         return foreign
 
+    def _can_be_asked(self, holder: str) -> bool:
+        others = holder not in {self._visitor.node_id, self._reference.node_id}
+        return others and self._visitor.find(holder) is not None
+
     # Bringing over
 
-    async def _pull(self) -> Failure | None:
+    async def _pull(self, seconds_left: float | None) -> Failure | None:
         assert self._opened is not None, self
+        assert self._peer is not None, self
         answer, foreign, spec = self._opened
         assert foreign.descriptor is not None, self
         problem = unfit(foreign.descriptor)
         if problem is not None:
             return Reason.TRANSFER_FAILED, problem
+        owner = source_of(foreign.owner, self._peer, answer, self._visitor.limits.pull_seconds_max, is_owner=True)
         try:
-            return await self._receive(answer, spec)
+            async with owner.renewing(self._tenant):
+                if await self._came_from_a_holder(answer, foreign, spec, seconds_left):
+                    return self._failure
+                await self._receive(owner, answer, spec)
+                return self._failure
         except TimeoutError:
             return Reason.TRANSFER_FAILED, "the bytes stopped coming, or came too slowly"
         except MemoryExhaustedError as error:
@@ -218,15 +267,92 @@ class Visit:
         except BridgeError as error:
             return Reason.TRANSFER_FAILED, str(error)
 
-    async def _receive(self, answer: Opened, spec: PayloadSpec) -> Failure | None:
+    async def _came_from_a_holder(
+        self, answer: Opened, foreign: Foreign, spec: PayloadSpec, seconds_left: float | None
+    ) -> bool:
+        """Ask the holders that are cheaper than the owner, and tell whether all bytes came from one of them."""
+        costs, nbytes = self._visitor.costs, answer.descriptor.canonical_bytes
+        before = costs.sources.before_owner(foreign.owner, foreign.holders, nbytes)
+        if not before or not self.form.is_exact:
+            return False
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + holders_seconds(costs.pull_seconds(foreign.owner, nbytes), seconds_left)
+        for holder in before:
+            left = ends_at - loop.time()
+            if left > (holder.seconds or 0.0) and await self._tried(holder, answer, spec, left):
+                return True
+        return False
+
+    async def _tried(self, holder: Candidate, answer: Opened, spec: PayloadSpec, seconds_max: float) -> bool:
+        """Ask a holder, and tell whether all bytes came from it; nothing that it does is more than lost time."""
+        sources = self._visitor.costs.sources
+        try:
+            with sources.trying(holder):
+                if not await self._receive_from(holder.node_id, answer, spec, seconds_max):
+                    return False  # Its replica is gone, as they go.
+        except MemoryExhaustedError:
+            raise
+        except (BridgeError, TimeoutError) as error:
+            _log.warning("a replica could not be had", extra={"holder": holder.node_id, "problem": str(error)})
+            sources.failed(holder.node_id)
+            return False
+        sources.succeeded(holder.node_id)
+        return True
+
+    async def _receive_from(self, holder: str, answer: Opened, spec: PayloadSpec, seconds_max: float) -> bool:
+        peer = self._visitor.find(holder)
+        if peer is None:
+            return False
+        ends_at = asyncio.get_running_loop().time() + seconds_max
+        opened_there = await self._open_at(peer, answer.epoch, seconds_max)
+        if not isinstance(opened_there, Opened):
+            return False
+        try:
+            if opened_there.descriptor.layer_digests != answer.descriptor.layer_digests:
+                raise TransferFailedError("it has other bytes than the owner sealed")
+            left = ends_at - asyncio.get_running_loop().time()
+            source = source_of(holder, peer, opened_there, left, is_owner=False)
+            async with source.renewing(self._tenant):
+                await self._receive(source, answer, spec)
+        finally:
+            self._visitor.background.begin(self._give_back(peer, opened_there))
+        return True
+
+    async def _open_at(self, peer: Peer, owner_epoch: int, seconds_max: float) -> Opened | Closed:
+        """Lease a holder's replica; an answer that nobody waits for any more is waited for and given back."""
+        key = PayloadReference(key=str(self._reference), generation=1)
+        limit = min(seconds_max, self._visitor.limits.open_seconds_max)
+        opening = self._visitor.background.start(
+            peer.open(self._tenant, key, seconds_max=limit, owner_epoch=owner_epoch)
+        )
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            self._visitor.background.begin(self._give_back_later(peer, opening))
+            raise
+
+    async def _give_back_later(self, peer: Peer, opening: asyncio.Task[Opened | Closed]) -> None:
+        with suppress(BridgeError):
+            answer = await opening
+            if isinstance(answer, Opened):
+                await self._give_back(peer, answer)
+
+    async def _give_back(self, peer: Peer, opened_there: Opened) -> None:
+        await peer.release(opened_there.lease_token, seconds_max=_RELEASE_SECONDS_MAX, tenant=self._tenant)
+
+    async def _receive(self, source: Source, answer: Opened, spec: PayloadSpec) -> None:
+        """Bring all bytes over from a node and check them; a failure that is for consumers is noted in `_failure`.
+
+        Raises:
+            TransferFailedError: a holder sent other bytes than the owner sealed.
+            BridgeError: they did not come.
+            TimeoutError: they did not come in time.
+        """
         length = answer.descriptor.valid_length
+        self._is_whole = False
         with self._visitor.new_upload(self._client, spec, length) as upload:
-            renewing = asyncio.get_running_loop().create_task(self._renew(answer))
-            try:
-                digests = await self._bring(upload, answer, spec)
-            finally:
-                renewing.cancel()
-                await asyncio.wait({renewing})
+            digests = await self._bring(upload, source, answer, spec)
+            is_as_sealed = self._is_as_sealed(source, answer, digests)
             self._is_whole = True
             outcome = await upload.finish(
                 Seal(
@@ -235,25 +361,37 @@ class Visit:
                     verification=Verification.DIGEST,
                     hold=True,
                 ),
-                digested=digests == answer.descriptor.layer_digests or not self.form.is_exact,
+                digested=is_as_sealed,
             )
         if isinstance(outcome, Rejected):
             quarantined = outcome.reason is Reason.QUARANTINED
-            return Reason.QUARANTINED if quarantined else Reason.TRANSFER_FAILED, outcome.detail
-        self._hold = outcome.hold
-        return None
+            self._failure = Reason.QUARANTINED if quarantined else Reason.TRANSFER_FAILED, outcome.detail
+        else:
+            self._hold = outcome.hold
 
-    async def _bring(self, upload: Upload, answer: Opened, spec: PayloadSpec) -> tuple[bytes, ...]:
+    def _is_as_sealed(self, source: Source, answer: Opened, digests: tuple[bytes, ...]) -> bool:
+        """Tell whether what came has the digests that the owner told in this visit.
+
+        Raises:
+            TransferFailedError: it has not, and comes from a holder; the owner may still send what has.
+        """
+        # Frames were checked as they came, and what they decode to has digests of its own.
+        agrees = not self.form.is_exact or digests == answer.descriptor.layer_digests
+        if not agrees and not source.is_owner:
+            raise TransferFailedError("it sent other bytes than the owner sealed")
+        return agrees
+
+    async def _bring(self, upload: Upload, source: Source, answer: Opened, spec: PayloadSpec) -> tuple[bytes, ...]:
         """Fill the slot and return the digests of what lies in it."""
-        length, sealed, token = answer.descriptor.valid_length, answer.descriptor.layer_digests, answer.lease_token
+        length, sealed = answer.descriptor.valid_length, answer.descriptor.layer_digests
         if self.form.is_exact:
             digests = StreamDigests(_layout(spec), length)
-            await self._write(_Watched(upload, digests.update, **self._watching()), token)
+            await self._write(Arrival(upload, digests.update, **self._arriving(source)), source)
             return tuple(digests.done)
         frames = frames_of(spec.geometry, length, self.form)
         reader = FrameReader(upload, frames, sealed, run=self._visitor.run)
         try:
-            await self._write(_WatchedFrames(reader, **self._watching()), token, and_then=reader.finish)
+            await self._write(ArrivingFrames(reader, **self._arriving(source)), source, and_then=reader.finish)
         except NotFiniteError:
             self.must_be_exact = True
             raise
@@ -261,123 +399,34 @@ class Visit:
             await reader.close()
         return tuple(reader.digests)
 
-    def _watching(self) -> dict[str, Any]:
-        assert self._peer is not None, self
+    def _arriving(self, source: Source) -> ArrivalTerms:
         return {
             "stall_seconds_max": self._visitor.limits.stall_seconds_max,
-            "by": self._peer.capabilities.name,
+            "by": source.peer.capabilities.name,
+            "node_id": source.node_id,
+            "note": partial(self._visitor.traffic.note_pull, from_replica=not source.is_owner),
         }
 
     async def _write(
-        self, watched: _Watched, lease_token: str, *, and_then: Callable[[], Awaitable[object]] | None = None
+        self, arrival: Arrival, source: Source, *, and_then: Callable[[], Awaitable[object]] | None = None
     ) -> None:
-        assert self._peer is not None, self
-        limits = self._visitor.limits
-        self._coming = watched
+        self._coming = arrival
         asked: dict[str, Any] = {} if self.form.is_exact else {"form": self.form}
         try:
             # The check that follows is not timed: it goes on whatever becomes of this, and gives a hold to be returned.
-            async with asyncio.timeout(limits.pull_seconds_max), watched.stall:
-                way = await self._peer.pull(
-                    lease_token, watched, seconds_max=limits.pull_seconds_max, tenant=self._tenant, **asked
+            async with asyncio.timeout(source.seconds_max), arrival.stall:
+                way = await source.peer.pull(
+                    source.lease_token, arrival, seconds_max=source.seconds_max, tenant=self._tenant, **asked
                 )
-                watched.by = way.name
+                arrival.by = way.name
                 if and_then is not None:
                     await and_then()
         finally:
             # What broke off because it was too slow says so, too; otherwise every hurried caller would begin it anew.
-            watched.end()
-            if watched.nbytes:
-                self._visitor.costs.record_pull(self._reference.node_id, watched.nbytes, watched.seconds)
-
-    async def _renew(self, answer: Opened) -> None:
-        assert self._peer is not None, self
-        while True:
-            await asyncio.sleep(max(answer.ttl_seconds / _RENEWALS_PER_TTL, _RENEWAL_SECONDS_MIN))
-            await self._peer.renew(
-                answer.lease_token, seconds_max=self._visitor.limits.stall_seconds_max, tenant=self._tenant
-            )
+            arrival.end()
+            if arrival.nbytes:
+                self._visitor.costs.record_pull(source.node_id, arrival.nbytes, arrival.seconds)
 
 
 def _layout(spec: PayloadSpec) -> SlotLayout:
     return slot_layout(spec.geometry, spec.capacity_tokens)
-
-
-class _Watched:
-    """An upload whose bytes must keep coming and are digested as they do; a `Sink`."""
-
-    def __init__(
-        self, target: Sink, also: Callable[[memoryview], object], *, stall_seconds_max: float, by: str
-    ) -> None:
-        """Count from now on; bytes will try to come `by` this way, to `target`, and `also` is told of them."""
-        self.by = by
-        self._began_at = time.perf_counter()
-        self._ended_at: float | None = None
-        self._also = also
-        self._room: list[memoryview] = []
-        self.nbytes = 0
-        self._target = target
-        self._stall_seconds_max = stall_seconds_max
-        self._loop = asyncio.get_running_loop()
-        self.stall = asyncio.timeout(stall_seconds_max)
-        """Ends what happens in it when no bytes come."""
-
-    @property
-    def remaining_bytes(self) -> int:
-        """Return how many bytes are missing."""
-        return self._target.remaining_bytes
-
-    @property
-    def seconds(self) -> float:
-        """Return how long bytes have been on their way, or were."""
-        return (time.perf_counter() if self._ended_at is None else self._ended_at) - self._began_at
-
-    def end(self) -> None:
-        """Expect nothing more."""
-        self._ended_at = time.perf_counter()
-
-    def write(self, chunk: memoryview) -> None:
-        """Copy the next bytes to their places; errors as for `Upload.write`."""
-        self._target.write(chunk)
-        self._also(chunk)
-        self._came(chunk.nbytes)
-
-    def room(self) -> list[memoryview]:
-        """Return the places of the next bytes; errors as for `Upload.room`."""
-        self._room = list(self._target.room())
-        return self._room
-
-    def advance(self, nbytes: int) -> None:
-        """Note that so many bytes were written to where `room` said."""
-        self._target.advance(nbytes)
-        self._came(nbytes)
-        for view in self._room:
-            piece = view[:nbytes]
-            self._also(piece)
-            nbytes -= piece.nbytes
-            if not nbytes:
-                return
-
-    def _came(self, nbytes: int) -> None:
-        self.nbytes += nbytes
-        if not self.stall.expired():
-            self.stall.reschedule(self._loop.time() + self._stall_seconds_max)
-
-
-class _WatchedFrames(_Watched):
-    """The same for frames, which take a while; a `PacedSink`."""
-
-    def __init__(self, reader: FrameReader, *, stall_seconds_max: float, by: str) -> None:
-        """Count from now on; bytes will try to come `by` this way."""
-        super().__init__(reader, lambda _: None, stall_seconds_max=stall_seconds_max, by=by)
-        self._reader = reader
-
-    @property
-    def is_ready(self) -> bool:
-        """Tell whether more bytes are taken at the moment."""
-        return self._reader.is_ready
-
-    async def ready(self) -> None:
-        """Wait until they are, which is no stall of the owner's."""
-        await self._reader.ready()
-        self._came(0)

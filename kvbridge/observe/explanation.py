@@ -118,7 +118,8 @@ def _route(part: pb.PartRecord) -> str:
 
 
 def _pull(pull: pb.PullRecord) -> str:
-    return f"{_size(pull.bytes)} pulled from node {pull.node_id} in {_time(pull.duration)} by {pull.by}"
+    whose = "a replica on node" if pull.from_replica else "node"
+    return f"{_size(pull.bytes)} pulled from {whose} {pull.node_id} in {_time(pull.duration)} by {pull.by}"
 
 
 def _checks(checks: Sequence[pb.CheckRecord]) -> Iterator[str]:

@@ -75,6 +75,10 @@ class NodeSample:
     """Bytes that went out by value to clients since the start."""
     pulled_bytes: int
     """Bytes that came in from other nodes since the start."""
+    pulled_from_owners_bytes: int
+    """Of these, bytes that came from the nodes that own them."""
+    pulled_from_replicas_bytes: int
+    """Of these, bytes that came from other nodes that had a replica."""
     sent_bytes: int
     """Bytes that went out to other nodes since the start."""
     prefetches: Mapping[str, int]
@@ -149,6 +153,7 @@ class Metrics(Collector):
         yield self._gate_seconds.family()
         yield self._handoff_seconds.family()
         yield _payload_bytes(sample, self._leased_bytes)
+        yield _pulled(sample)
         yield _prefetches(sample.prefetches)
         yield from _memory(sample.usages)
         yield from directory_families(sample.directory)
@@ -241,6 +246,17 @@ def _payload_bytes(sample: NodeSample, leased_bytes: int) -> Metric:
     family.add_metric(["downloaded"], sample.downloaded_bytes)
     family.add_metric(["pulled"], sample.pulled_bytes)
     family.add_metric(["sent"], sample.sent_bytes)
+    return family
+
+
+def _pulled(sample: NodeSample) -> Metric:
+    family = CounterMetricFamily(
+        "kvbridge_pulled_bytes",
+        "Canonical bytes that came in from other nodes.",
+        labels=["source"],
+    )
+    family.add_metric(["owner"], sample.pulled_from_owners_bytes)
+    family.add_metric(["replica"], sample.pulled_from_replicas_bytes)
     return family
 
 

@@ -8,7 +8,9 @@ from typing import Any, TypeAlias
 from grpc import aio
 
 from kvbridge.core.errors import InvalidFieldError, LimitExceededError
+from kvbridge.core.handoff_reference import is_node_id
 from kvbridge.core.ledger import Grant
+from kvbridge.link.port import ReplicaNotice
 from kvbridge.node.answers import Fallback, Leased
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.identity import Client
@@ -23,6 +25,7 @@ from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
 from kvbridge.v1.handoff_service_pb2_grpc import HandoffServiceServicer
 from kvbridge.wire import (
+    decode_duration,
     decode_seal,
     decode_spec,
     encode_aligner_tag,
@@ -137,6 +140,8 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
         _check_count(len(request.tokens))
 
         async def work() -> pb.ReleaseResponse:
+            if request.HasField("replica"):
+                self._bridge.holders.told(client, request.tokens, _decode_notice(request.replica))
             return pb.ReleaseResponse(expired_tokens=sorted(self._bridge.release(client, request.tokens)))
 
         return await self._answers.once(client, request.request_id, request, work)
@@ -193,6 +198,12 @@ def _encode_fallback_directive(answer: Fallback) -> pb.TextFallback:
         tokens=None if answer.tokens is None else encode_tokens(answer.tokens),
         retry_after=None if retry is None else encode_duration(retry),
     )
+
+
+def _decode_notice(message: pb.ReplicaNotice) -> ReplicaNotice:
+    if not is_node_id(message.node_id):
+        raise InvalidFieldError("replica.node_id", "is no name of a node")
+    return ReplicaNotice(node_id=message.node_id, linger_seconds=decode_duration(message.linger, "replica.linger"))
 
 
 def _check_count(count: int) -> None:

@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
+from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import InvalidFieldError
-from kvbridge.core.handoff_reference import is_handoff_reference
+from kvbridge.core.handoff_reference import HandoffReference, is_handoff_reference
 from kvbridge.directory.port import ORDERS_MAX
 from kvbridge.link.grpc_neighbour import readable_names, readable_orders
 from kvbridge.link.neighbour import OrderNews, Owned
@@ -58,10 +59,15 @@ class PeerServicer(PeerServiceServicer):
             reference = decode_reference(request.reference)
             if not reference.generation:
                 raise InvalidFieldError("reference.generation", "is required")
-            if is_handoff_reference(reference.key):
-                raise InvalidFieldError("reference.key", "names a payload of another node; ask that node")
-            kept = await self._bridge.recall(request.tenant, reference)
-            answer = self._bridge.lend(client.in_tenant(request.tenant), request.tenant, reference, kept=kept)
+            _check_whose(reference, request.owner_epoch)
+            kept = None if request.owner_epoch else await self._bridge.recall(request.tenant, reference)
+            answer = self._bridge.lend(
+                client.in_tenant(request.tenant),
+                request.tenant,
+                reference,
+                kept=kept,
+                owner_epoch=request.owner_epoch,
+            )
             owner = self._owner()
             if isinstance(answer, Refused):
                 return pb.OpenPayloadResponse(closed=_encode_refused(answer), owner=owner)
@@ -113,6 +119,21 @@ class PeerServicer(PeerServiceServicer):
         )
 
 
+def _check_whose(reference: PayloadReference, owner_epoch: int) -> None:
+    """Refuse what is neither a payload of this node nor exactly a replica.
+
+    Raises:
+        InvalidFieldError: naming the field.
+    """
+    if not is_handoff_reference(reference.key):
+        if owner_epoch:
+            raise InvalidFieldError("owner_epoch", "is for replicas, which go by their handoff reference")
+        return
+    if not owner_epoch:
+        raise InvalidFieldError("reference.key", "names a payload of another node; ask that node")
+    HandoffReference.parse(reference.key)
+
+
 def _encode_owned(owned: Owned) -> pb.LocatedPayload:
     seconds = int(owned.committed_at)
     nanos = int((owned.committed_at - seconds) * _NANOS_PER_SECOND)
@@ -129,6 +150,7 @@ def encode_lent(lent: Lent) -> pb.OpenedPayload:
         descriptor=encode_descriptor(lent.descriptor, with_ids=True),
         fallback=encode_fallback(lent.fallback),
         encodings=map(encode_transfer_encoding, encodings_of(lent.descriptor)),
+        holders=lent.holders,
     )
 
 

@@ -954,25 +954,59 @@ class ReleaseRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Required. Chosen by the client; the same id again gives the same answer."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Required. Hold and lease tokens of this client. All are released, or none if one is refused."""
 
+    @_builtins.property
+    def replica(self) -> Global___ReplicaNotice:
+        """From other nodes alone, with one token: the caller has brought the leased payload over and keeps it for a while."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         tokens: _abc.Iterable[_builtins.str] | None = ...,
+        replica: Global___ReplicaNotice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
+
+@_typing.final
+class ReplicaNotice(_message.Message):
+    """A node has a replica, of which other nodes may ask for the bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    LINGER_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """Required. The node that has it."""
+    @_builtins.property
+    def linger(self) -> _duration_pb2.Duration:
+        """Required. How long it keeps it when nobody references it."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        linger: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["linger", b"linger"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["linger", b"linger", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaNotice: _TypeAlias = ReplicaNotice  # noqa: Y015
 
 @_typing.final
 class ReleaseResponse(_message.Message):

@@ -817,12 +817,15 @@ class PullRecord(_message.Message):
     BY_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
+    FROM_REPLICA_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node that they came from."""
     by: _builtins.str
     """Which way they came: grpc, tcp."""
     bytes: _builtins.int
     """Bytes that had come: fewer than the payload has if the transfer broke off or was not waited for."""
+    from_replica: _builtins.bool
+    """Whether that node has a replica of the payload and does not own it."""
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
         """How long that took."""
@@ -834,10 +837,11 @@ class PullRecord(_message.Message):
         by: _builtins.str = ...,
         bytes: _builtins.int = ...,
         duration: _duration_pb2.Duration | None = ...,
+        from_replica: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "bytes", b"bytes", "duration", b"duration", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "bytes", b"bytes", "duration", b"duration", "from_replica", b"from_replica", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

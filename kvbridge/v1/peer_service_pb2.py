@@ -28,7 +28,7 @@ from kvbridge.v1 import catalog_service_pb2 as kvbridge_dot_v1_dot_catalog__serv
 from kvbridge.v1 import types_pb2 as kvbridge_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvbridge/v1/peer_service.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!kvbridge/v1/catalog_service.proto\x1a\x17kvbridge/v1/types.proto\"j\n\x12OpenPayloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x30\n\treference\x18\x03 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\"\xa6\x01\n\x13OpenPayloadResponse\x12,\n\x06opened\x18\x01 \x01(\x0b\x32\x1a.kvbridge.v1.OpenedPayloadH\x00\x12,\n\x06\x63losed\x18\x02 \x01(\x0b\x32\x1a.kvbridge.v1.ClosedPayloadH\x00\x12(\n\x05owner\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.PingResponseB\t\n\x07outcome\"\xe8\x01\n\rOpenedPayload\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12/\n\x0ctime_to_live\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\ndescriptor\x18\x03 \x01(\x0b\x32\x1e.kvbridge.v1.PayloadDescriptor\x12+\n\x08\x66\x61llback\x18\x04 \x01(\x0b\x32\x19.kvbridge.v1.FallbackText\x12\x30\n\tencodings\x18\x06 \x03(\x0e\x32\x1d.kvbridge.v1.TransferEncoding\"\xc3\x01\n\rClosedPayload\x12#\n\x06reason\x18\x01 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12+\n\x08\x66\x61llback\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.FallbackText\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequence\x12$\n\x05model\x18\x05 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\"\r\n\x0bPingRequest\"j\n\x0cPingResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x11\n\tbulk_port\x18\x04 \x01(\r\x12\x15\n\rorders_digest\x18\x05 \x01(\x0c\"5\n\x15LocatePayloadsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\"q\n\x16LocatePayloadsResponse\x12-\n\x08payloads\x18\x01 \x03(\x0b\x32\x1b.kvbridge.v1.LocatedPayload\x12(\n\x05owner\x18\x02 \x01(\x0b\x32\x19.kvbridge.v1.PingResponse\"q\n\x0eLocatedPayload\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12-\n\tcommitted\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"[\n\x15\x45xchangeOrdersRequest\x12\"\n\x06orders\x18\x01 \x03(\x0b\x32\x12.kvbridge.v1.Order\x12\x0e\n\x06lifted\x18\x02 \x03(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"v\n\x16\x45xchangeOrdersResponse\x12\"\n\x06orders\x18\x01 \x03(\x0b\x32\x12.kvbridge.v1.Order\x12\x0e\n\x06lifted\x18\x02 \x03(\t\x12(\n\x05owner\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.PingResponse\"\xfd\x01\n\x05Order\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x0e\n\x06origin\x18\x02 \x01(\t\x12*\n\x06issued\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\nquarantine\x18\x04 \x01(\x0b\x32\x1c.kvbridge.v1.QuarantineOrderH\x00\x12\x33\n\x0bkill_switch\x18\x05 \x01(\x0b\x32\x1c.kvbridge.v1.KillSwitchOrderH\x00\x12\x32\n\nrevocation\x18\x06 \x01(\x0b\x32\x1c.kvbridge.v1.RevocationOrderH\x00\x42\t\n\x07\x63ontent\"P\n\x0fQuarantineOrder\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12-\n\x06record\x18\x02 \x01(\x0b\x32\x1d.kvbridge.v1.QuarantineRecord\"\x1e\n\x0fKillSwitchOrder\x12\x0b\n\x03why\x18\x01 \x01(\t\"\x97\x01\n\x0fRevocationOrder\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x30\n\treference\x18\x02 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12#\n\x06reason\x18\x04 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t2\xd2\x02\n\x0bPeerService\x12P\n\x0bOpenPayload\x12\x1f.kvbridge.v1.OpenPayloadRequest\x1a .kvbridge.v1.OpenPayloadResponse\x12;\n\x04Ping\x12\x18.kvbridge.v1.PingRequest\x1a\x19.kvbridge.v1.PingResponse\x12Y\n\x0eLocatePayloads\x12\".kvbridge.v1.LocatePayloadsRequest\x1a#.kvbridge.v1.LocatePayloadsResponse\x12Y\n\x0e\x45xchangeOrders\x12\".kvbridge.v1.ExchangeOrdersRequest\x1a#.kvbridge.v1.ExchangeOrdersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvbridge/v1/peer_service.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!kvbridge/v1/catalog_service.proto\x1a\x17kvbridge/v1/types.proto\"\x7f\n\x12OpenPayloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x30\n\treference\x18\x03 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12\x13\n\x0bowner_epoch\x18\x04 \x01(\x06\"\xa6\x01\n\x13OpenPayloadResponse\x12,\n\x06opened\x18\x01 \x01(\x0b\x32\x1a.kvbridge.v1.OpenedPayloadH\x00\x12,\n\x06\x63losed\x18\x02 \x01(\x0b\x32\x1a.kvbridge.v1.ClosedPayloadH\x00\x12(\n\x05owner\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.PingResponseB\t\n\x07outcome\"\xf9\x01\n\rOpenedPayload\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12/\n\x0ctime_to_live\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\ndescriptor\x18\x03 \x01(\x0b\x32\x1e.kvbridge.v1.PayloadDescriptor\x12+\n\x08\x66\x61llback\x18\x04 \x01(\x0b\x32\x19.kvbridge.v1.FallbackText\x12\x0f\n\x07holders\x18\x05 \x03(\t\x12\x30\n\tencodings\x18\x06 \x03(\x0e\x32\x1d.kvbridge.v1.TransferEncoding\"\xc3\x01\n\rClosedPayload\x12#\n\x06reason\x18\x01 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12+\n\x08\x66\x61llback\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.FallbackText\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x1a.kvbridge.v1.TokenSequence\x12$\n\x05model\x18\x05 \x01(\x0b\x32\x15.kvbridge.v1.ModelTag\"\r\n\x0bPingRequest\"j\n\x0cPingResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x11\n\tbulk_port\x18\x04 \x01(\r\x12\x15\n\rorders_digest\x18\x05 \x01(\x0c\"5\n\x15LocatePayloadsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\"q\n\x16LocatePayloadsResponse\x12-\n\x08payloads\x18\x01 \x03(\x0b\x32\x1b.kvbridge.v1.LocatedPayload\x12(\n\x05owner\x18\x02 \x01(\x0b\x32\x19.kvbridge.v1.PingResponse\"q\n\x0eLocatedPayload\x12\x30\n\treference\x18\x01 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12-\n\tcommitted\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"[\n\x15\x45xchangeOrdersRequest\x12\"\n\x06orders\x18\x01 \x03(\x0b\x32\x12.kvbridge.v1.Order\x12\x0e\n\x06lifted\x18\x02 \x03(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"v\n\x16\x45xchangeOrdersResponse\x12\"\n\x06orders\x18\x01 \x03(\x0b\x32\x12.kvbridge.v1.Order\x12\x0e\n\x06lifted\x18\x02 \x03(\t\x12(\n\x05owner\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.PingResponse\"\xfd\x01\n\x05Order\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x0e\n\x06origin\x18\x02 \x01(\t\x12*\n\x06issued\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\nquarantine\x18\x04 \x01(\x0b\x32\x1c.kvbridge.v1.QuarantineOrderH\x00\x12\x33\n\x0bkill_switch\x18\x05 \x01(\x0b\x32\x1c.kvbridge.v1.KillSwitchOrderH\x00\x12\x32\n\nrevocation\x18\x06 \x01(\x0b\x32\x1c.kvbridge.v1.RevocationOrderH\x00\x42\t\n\x07\x63ontent\"P\n\x0fQuarantineOrder\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12-\n\x06record\x18\x02 \x01(\x0b\x32\x1d.kvbridge.v1.QuarantineRecord\"\x1e\n\x0fKillSwitchOrder\x12\x0b\n\x03why\x18\x01 \x01(\t\"\x97\x01\n\x0fRevocationOrder\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x30\n\treference\x18\x02 \x01(\x0b\x32\x1d.kvbridge.v1.PayloadReference\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12#\n\x06reason\x18\x04 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t2\xd2\x02\n\x0bPeerService\x12P\n\x0bOpenPayload\x12\x1f.kvbridge.v1.OpenPayloadRequest\x1a .kvbridge.v1.OpenPayloadResponse\x12;\n\x04Ping\x12\x18.kvbridge.v1.PingRequest\x1a\x19.kvbridge.v1.PingResponse\x12Y\n\x0eLocatePayloads\x12\".kvbridge.v1.LocatePayloadsRequest\x1a#.kvbridge.v1.LocatePayloadsResponse\x12Y\n\x0e\x45xchangeOrders\x12\".kvbridge.v1.ExchangeOrdersRequest\x1a#.kvbridge.v1.ExchangeOrdersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,35 +36,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvbridge.v1.peer_service_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPENPAYLOADREQUEST']._serialized_start=172
-  _globals['_OPENPAYLOADREQUEST']._serialized_end=278
-  _globals['_OPENPAYLOADRESPONSE']._serialized_start=281
-  _globals['_OPENPAYLOADRESPONSE']._serialized_end=447
-  _globals['_OPENEDPAYLOAD']._serialized_start=450
-  _globals['_OPENEDPAYLOAD']._serialized_end=682
-  _globals['_CLOSEDPAYLOAD']._serialized_start=685
-  _globals['_CLOSEDPAYLOAD']._serialized_end=880
-  _globals['_PINGREQUEST']._serialized_start=882
-  _globals['_PINGREQUEST']._serialized_end=895
-  _globals['_PINGRESPONSE']._serialized_start=897
-  _globals['_PINGRESPONSE']._serialized_end=1003
-  _globals['_LOCATEPAYLOADSREQUEST']._serialized_start=1005
-  _globals['_LOCATEPAYLOADSREQUEST']._serialized_end=1058
-  _globals['_LOCATEPAYLOADSRESPONSE']._serialized_start=1060
-  _globals['_LOCATEPAYLOADSRESPONSE']._serialized_end=1173
-  _globals['_LOCATEDPAYLOAD']._serialized_start=1175
-  _globals['_LOCATEDPAYLOAD']._serialized_end=1288
-  _globals['_EXCHANGEORDERSREQUEST']._serialized_start=1290
-  _globals['_EXCHANGEORDERSREQUEST']._serialized_end=1381
-  _globals['_EXCHANGEORDERSRESPONSE']._serialized_start=1383
-  _globals['_EXCHANGEORDERSRESPONSE']._serialized_end=1501
-  _globals['_ORDER']._serialized_start=1504
-  _globals['_ORDER']._serialized_end=1757
-  _globals['_QUARANTINEORDER']._serialized_start=1759
-  _globals['_QUARANTINEORDER']._serialized_end=1839
-  _globals['_KILLSWITCHORDER']._serialized_start=1841
-  _globals['_KILLSWITCHORDER']._serialized_end=1871
-  _globals['_REVOCATIONORDER']._serialized_start=1874
-  _globals['_REVOCATIONORDER']._serialized_end=2025
-  _globals['_PEERSERVICE']._serialized_start=2028
-  _globals['_PEERSERVICE']._serialized_end=2366
+  _globals['_OPENPAYLOADREQUEST']._serialized_end=299
+  _globals['_OPENPAYLOADRESPONSE']._serialized_start=302
+  _globals['_OPENPAYLOADRESPONSE']._serialized_end=468
+  _globals['_OPENEDPAYLOAD']._serialized_start=471
+  _globals['_OPENEDPAYLOAD']._serialized_end=720
+  _globals['_CLOSEDPAYLOAD']._serialized_start=723
+  _globals['_CLOSEDPAYLOAD']._serialized_end=918
+  _globals['_PINGREQUEST']._serialized_start=920
+  _globals['_PINGREQUEST']._serialized_end=933
+  _globals['_PINGRESPONSE']._serialized_start=935
+  _globals['_PINGRESPONSE']._serialized_end=1041
+  _globals['_LOCATEPAYLOADSREQUEST']._serialized_start=1043
+  _globals['_LOCATEPAYLOADSREQUEST']._serialized_end=1096
+  _globals['_LOCATEPAYLOADSRESPONSE']._serialized_start=1098
+  _globals['_LOCATEPAYLOADSRESPONSE']._serialized_end=1211
+  _globals['_LOCATEDPAYLOAD']._serialized_start=1213
+  _globals['_LOCATEDPAYLOAD']._serialized_end=1326
+  _globals['_EXCHANGEORDERSREQUEST']._serialized_start=1328
+  _globals['_EXCHANGEORDERSREQUEST']._serialized_end=1419
+  _globals['_EXCHANGEORDERSRESPONSE']._serialized_start=1421
+  _globals['_EXCHANGEORDERSRESPONSE']._serialized_end=1539
+  _globals['_ORDER']._serialized_start=1542
+  _globals['_ORDER']._serialized_end=1795
+  _globals['_QUARANTINEORDER']._serialized_start=1797
+  _globals['_QUARANTINEORDER']._serialized_end=1877
+  _globals['_KILLSWITCHORDER']._serialized_start=1879
+  _globals['_KILLSWITCHORDER']._serialized_end=1909
+  _globals['_REVOCATIONORDER']._serialized_start=1912
+  _globals['_REVOCATIONORDER']._serialized_end=2063
+  _globals['_PEERSERVICE']._serialized_start=2066
+  _globals['_PEERSERVICE']._serialized_end=2404
 # @@protoc_insertion_point(module_scope)

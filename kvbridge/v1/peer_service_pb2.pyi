@@ -31,13 +31,18 @@ class OpenPayloadRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     REFERENCE_FIELD_NUMBER: _builtins.int
+    OWNER_EPOCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Required. Chosen by the client; the same id again gives the same answer."""
     tenant: _builtins.str
     """Required. The tenant on whose behalf the node asks."""
+    owner_epoch: _builtins.int
+    """The boot epoch of the owner that a replica has to come from; 0 if the called node is asked for a payload of its own."""
     @_builtins.property
     def reference(self) -> _types_pb2.PayloadReference:
-        """Required. Which payload; the generation is required."""
+        """Required. Which payload; the generation is required. With `owner_epoch` the key is a handoff reference, the generation 1, and what is
+        asked for is the replica that the called node may have; it brings none over for that.
+        """
 
     def __init__(
         self,
@@ -45,10 +50,11 @@ class OpenPayloadRequest(_message.Message):
         request_id: _builtins.str = ...,
         tenant: _builtins.str = ...,
         reference: _types_pb2.PayloadReference | None = ...,
+        owner_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner_epoch", b"owner_epoch", "reference", b"reference", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -102,6 +108,7 @@ class OpenedPayload(_message.Message):
     TIME_TO_LIVE_FIELD_NUMBER: _builtins.int
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
     FALLBACK_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
     ENCODINGS_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.str
     """Proves the lease."""
@@ -118,6 +125,10 @@ class OpenedPayload(_message.Message):
         """What consumers take instead of the cache."""
 
     @_builtins.property
+    def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes that said that they have brought it over and keep it for a while. What they send has to have the digests in `descriptor`."""
+
+    @_builtins.property
     def encodings(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.TransferEncoding.ValueType]:
         """How else than exactly the owner can write the values on their way; empty from nodes that know of no other way."""
 
@@ -128,11 +139,12 @@ class OpenedPayload(_message.Message):
         time_to_live: _duration_pb2.Duration | None = ...,
         descriptor: _types_pb2.PayloadDescriptor | None = ...,
         fallback: _types_pb2.FallbackText | None = ...,
+        holders: _abc.Iterable[_builtins.str] | None = ...,
         encodings: _abc.Iterable[_types_pb2.TransferEncoding.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "fallback", b"fallback", "time_to_live", b"time_to_live"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "encodings", b"encodings", "fallback", b"fallback", "lease_token", b"lease_token", "time_to_live", b"time_to_live"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "encodings", b"encodings", "fallback", b"fallback", "holders", b"holders", "lease_token", b"lease_token", "time_to_live", b"time_to_live"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,7 +29,8 @@ class PeerServiceStub(object):
     """Lets a node replicate a payload that another node owns.
 
     The owner alone decides on its payloads. A node that replicates one holds an ordinary lease on it: it brings the bytes over by
-    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node.
+    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node. It may bring
+    the bytes over from a node that has a replica instead, which it leases there; they count only with the digests that the owner told.
     """
 
     def __init__(self, channel):
@@ -64,7 +65,8 @@ class PeerServiceServicer(object):
     """Lets a node replicate a payload that another node owns.
 
     The owner alone decides on its payloads. A node that replicates one holds an ordinary lease on it: it brings the bytes over by
-    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node.
+    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node. It may bring
+    the bytes over from a node that has a replica instead, which it leases there; they count only with the digests that the owner told.
     """
 
     def OpenPayload(self, request, context):
@@ -130,7 +132,8 @@ class PeerService(object):
     """Lets a node replicate a payload that another node owns.
 
     The owner alone decides on its payloads. A node that replicates one holds an ordinary lease on it: it brings the bytes over by
-    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node.
+    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node. It may bring
+    the bytes over from a node that has a replica instead, which it leases there; they count only with the digests that the owner told.
     """
 
     @staticmethod

@@ -30,7 +30,8 @@ class PeerServiceStub:
     """Lets a node replicate a payload that another node owns.
 
     The owner alone decides on its payloads. A node that replicates one holds an ordinary lease on it: it brings the bytes over by
-    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node.
+    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node. It may bring
+    the bytes over from a node that has a replica instead, which it leases there; they count only with the digests that the owner told.
     """
 
     @_typing.overload
@@ -51,7 +52,8 @@ class PeerServiceAsyncStub(PeerServiceStub):
     """Lets a node replicate a payload that another node owns.
 
     The owner alone decides on its payloads. A node that replicates one holds an ordinary lease on it: it brings the bytes over by
-    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node.
+    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node. It may bring
+    the bytes over from a node that has a replica instead, which it leases there; they count only with the digests that the owner told.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -68,7 +70,8 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Lets a node replicate a payload that another node owns.
 
     The owner alone decides on its payloads. A node that replicates one holds an ordinary lease on it: it brings the bytes over by
-    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node.
+    `HandoffService.Download` and gives the lease back by `Release`, as any client does that shares no memory with the node. It may bring
+    the bytes over from a node that has a replica instead, which it leases there; they count only with the digests that the owner told.
     """
 
     @_abc_1.abstractmethod

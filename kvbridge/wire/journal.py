@@ -123,10 +123,11 @@ def _part(part: PartRecord) -> Plain:
 
 def _pull(pull: Pull) -> Plain:
     return {
-        "node_id": _utf8(pull.owner),
+        "node_id": _utf8(pull.node_id),
         "by": pull.by,
         "bytes": str(pull.nbytes),
         "duration": _duration(pull.seconds),
+        "from_replica": pull.from_replica,
     }
 
 

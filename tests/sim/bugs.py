@@ -172,9 +172,9 @@ def _first_tenancy(self: Bridge, client: Client) -> Any:
     return next(iter(self._tenancies.values()))
 
 
-def _lend_of_the_first(self: Bridge, client: Client, tenant: str, *terms: Any) -> Any:
+def _lend_of_the_first(self: Bridge, client: Client, tenant: str, *terms: Any, **named: Any) -> Any:
     del tenant
-    return _lend(self, client, next(iter(self._tenancies)), *terms)
+    return _lend(self, client, next(iter(self._tenancies)), *terms, **named)
 
 
 async def _anew(self: TenantAnswers, client_id: str, request_id: str, request: Any, work: Any, **_: Any) -> Any:

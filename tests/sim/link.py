@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import BridgeError
 from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm
-from kvbridge.link.port import Capabilities, Closed, Opened, OwnerUnreachableError, TransferFailedError
+from kvbridge.link.port import (
+    Capabilities,
+    Closed,
+    Opened,
+    OwnerUnreachableError,
+    ReplicaNotice,
+    TransferFailedError,
+)
 from kvbridge.node.identity import DEFAULT_TENANT, Client
 from kvbridge.node.lending import Refused
 from kvbridge.node.streams import canonical_chunks
@@ -86,12 +93,14 @@ class SimulatedPeer:
         self._caller.hear(owner)
         return owner.bridge.epoch
 
-    async def open(self, tenant: str, reference: PayloadReference, *, seconds_max: float) -> Opened | Closed:
+    async def open(
+        self, tenant: str, reference: PayloadReference, *, seconds_max: float, owner_epoch: int = 0
+    ) -> Opened | Closed:
         """Lease a payload; errors as for `Peer.open`."""
         async with self._answered(seconds_max):
             await self._request(Failpoint.OPEN_REQUEST)
             owner = self._owner()
-            answer = self._lend(owner, tenant, reference)
+            answer = self._lend(owner, tenant, reference, owner_epoch)
             await owner.reach(Failpoint.OPEN_ANSWER)
             await self._carry()
         self._caller.hear(owner)
@@ -100,9 +109,9 @@ class SimulatedPeer:
             self._tenants[answer.lease_token] = tenant
         return answer
 
-    def _lend(self, owner: Start, tenant: str, reference: PayloadReference) -> Opened | Closed:
+    def _lend(self, owner: Start, tenant: str, reference: PayloadReference, owner_epoch: int) -> Opened | Closed:
         try:
-            lent = owner.bridge.lend(self._client(tenant), tenant, reference)
+            lent = owner.bridge.lend(self._client(tenant), tenant, reference, owner_epoch=owner_epoch)
         except BridgeError as error:
             raise OwnerUnreachableError(str(error)) from error
         if isinstance(lent, Refused):
@@ -121,6 +130,7 @@ class SimulatedPeer:
             descriptor=lent.descriptor,
             fallback=lent.fallback,
             epoch=owner.bridge.epoch,
+            holders=lent.holders,
         )
 
     async def pull(
@@ -178,7 +188,9 @@ class SimulatedPeer:
                     self._owner().bridge.renew(self._holder(lease_token), [lease_token])
                 await self._carry()
 
-    async def release(self, lease_token: str, *, seconds_max: float, tenant: str = "") -> None:
+    async def release(
+        self, lease_token: str, *, seconds_max: float, tenant: str = "", replica: ReplicaNotice | None = None
+    ) -> None:
         """Give a lease back."""
         del tenant
         self.outstanding.discard(lease_token)
@@ -186,6 +198,8 @@ class SimulatedPeer:
             async with asyncio.timeout(seconds_max):
                 await self._request(Failpoint.RELEASE_REQUEST)
                 for _ in range(1 + self._world.wires.repeats()):
+                    if replica is not None:
+                        self._owner().bridge.holders.told(self._holder(lease_token), [lease_token], replica)
                     self._owner().bridge.release(self._holder(lease_token), [lease_token])
                 await self._carry()
 

@@ -98,9 +98,11 @@ def test_a_part_that_only_its_route_refused_says_so() -> None:
 
 def test_what_was_pulled_is_shown() -> None:
     """How much came from where, which way and how fast."""
-    pull = Pull(owner="host-b", by="tcp", nbytes=4 << 20, seconds=0.012)
+    pull = Pull(node_id="host-b", by="tcp", nbytes=4 << 20, seconds=0.012)
     shown = " ".join(text(records.record(records.leased(pull=pull))).split())
     assert "4.0 MiB pulled from node host-b in 12.0 ms by tcp" in shown
+    relayed = text(records.record(records.leased(pull=replace(pull, from_replica=True))))
+    assert "pulled from a replica on node host-b in" in " ".join(relayed.split())
     assert "pulled" not in text(records.record())
 
 

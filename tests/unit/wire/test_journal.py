@@ -49,7 +49,7 @@ def test_a_record_says_the_same_as_a_message(record: HandoffRecord) -> None:
         assert told.HasField("pull") == (part.pull is not None)
         if part.pull is not None:
             said = (told.pull.node_id, told.pull.by, told.pull.bytes)
-            assert said == (part.pull.owner, part.pull.by, part.pull.nbytes)
+            assert said == (part.pull.node_id, part.pull.by, part.pull.nbytes)
     assert [s.place for s in message.suspicions] == [s.place for s in suspicions(record)]
     assert message.HasField("outcome") == (record.outcome is not None)
 
