@@ -28,6 +28,7 @@ from kvbridge.core.provenance import Provenance, ProvenanceLimits, Receipt
 from kvbridge.core.quarantine import Quarantine, Quarantines, Target, Touched
 from kvbridge.core.reasons import Reason
 from kvbridge.core.tags import AlignerTag, ModelTag
+from kvbridge.core.transfer_encoding import unmarked_key
 from kvbridge.node.answers import HandoffAnswer, Leased
 from kvbridge.node.identity import Client
 from kvbridge.node.quarantine_file import QuarantineFile, QuarantineFileError
@@ -404,7 +405,9 @@ class QuarantineKeeper:
             self.listener.found_bad(tenancy.tenant, ended)
         if not origin.receipts:
             return
-        event = PayloadRevoked(reference=ended.reference, reason=ended.reason, detail=ended.detail)
+        # Holders know a replica that lost bits by the name that its descriptor gives, too.
+        known_as = replace(ended.reference, key=unmarked_key(ended.reference.key))
+        event = PayloadRevoked(reference=known_as, reason=ended.reason, detail=ended.detail)
         with tenancy.ledger() as ledger:
             holders = {receipt.client_id for receipt in origin.receipts.values() if self._is_live(ledger, receipt)}
         for client_id in holders:

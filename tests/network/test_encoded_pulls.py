@@ -11,8 +11,9 @@ import pytest
 
 from kvbridge.core.catalog import PolicyOverrides, Route
 from kvbridge.core.descriptor import PayloadSpec
+from kvbridge.core.events import PayloadRevoked
 from kvbridge.core.geometry import Dtype
-from kvbridge.core.layout import slot_layout
+from kvbridge.core.layout import PAGE_BYTES, slot_layout
 from kvbridge.core.reasons import Reason
 from kvbridge.core.transfer_encoding import TransferEncoding, TransferForm, form_of
 from kvbridge.transform.encoded_layers import frames_of, stream_bytes
@@ -25,6 +26,7 @@ from kvbridge.wire.catalog import encode_route
 from kvbridge.wire.transfers import decode_transfer_encoding
 from tests import builders
 from tests.api import CALL_SECONDS, collect, field_of, fill, request_id
+from tests.events import watching
 from tests.network.nodes import TOKENS, Pair, refusal, running_pair
 
 LAYERS, HEADS, CHANNELS = 4, 4, 64
@@ -201,6 +203,21 @@ def test_values_that_have_no_scale_come_exactly(routed: Pair) -> None:
     part = routed.acquire(spec, edge="int8")
     assert part.kv.descriptor.transfer_encoding == types_pb2.TRANSFER_ENCODING_EXACT
     assert held(routed, part, spec) == bytes(content)
+
+
+def test_who_holds_values_that_turn_out_bad_is_told_by_the_name_that_it_knows(routed: Pair) -> None:
+    """A check digests the replica as it was decoded, and its holders are told of the reference."""
+    spec, content = published(routed, "flipped")
+    kept = routed.acquire(spec, edge="int8")
+    with watching(routed.consumer) as told:
+        routed.consumer.slot(kept.kv.location)[PAGE_BYTES] ^= 1
+        again = routed.acquire(spec, edge="int8", verification=types_pb2.VERIFICATION_DIGEST)
+        assert refusal(again, spec) is Reason.PAYLOAD_CORRUPT
+        event = told.next()
+        assert isinstance(event, PayloadRevoked)
+        assert event.reference.key == kept.kv.descriptor.reference.key == "kvb://owner/flipped@1"
+    routed.consumer.release(kept.kv.lease_token)
+    assert held(routed, routed.acquire(spec, edge="int8"), spec) == expected(spec, content, INT8)
 
 
 def test_what_is_quarantined_is_refused_in_every_form(routed: Pair) -> None:
