@@ -142,7 +142,12 @@ class Messages:
             request_id="r" * REQUEST_ID_CHARACTERS, tenant=_TENANT, reference=encode_reference(self.reference)
         )
         answer = peer_service_pb2.OpenPayloadResponse(opened=encode_lent(self._lent()), owner=self._greeting())
-        release = pb.ReleaseRequest(request_id="r" * REQUEST_ID_CHARACTERS, tokens=["t" * TOKEN_CHARACTERS])
+        notice = pb.ReplicaNotice(
+            node_id=self.config.node_id, linger=encode_duration(self.config.replica_linger_seconds)
+        )
+        release = pb.ReleaseRequest(
+            request_id="r" * REQUEST_ID_CHARACTERS, tokens=["t" * TOKEN_CHARACTERS], replica=notice
+        )
         return (
             _call("OpenPayload", opening, answer),
             self._download(),

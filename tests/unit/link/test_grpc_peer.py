@@ -14,7 +14,14 @@ from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.reasons import Reason
 from kvbridge.link.grpc_peer import TOKEN_CHARACTERS_MAX, GrpcPeer
-from kvbridge.link.port import Closed, Opened, OwnerUnreachableError, TransferFailedError
+from kvbridge.link.port import (
+    HOLDERS_MAX,
+    Closed,
+    Opened,
+    OwnerUnreachableError,
+    ReplicaNotice,
+    TransferFailedError,
+)
 from kvbridge.v1 import handoff_service_pb2 as handoff_pb
 from kvbridge.v1 import peer_service_pb2 as pb
 from kvbridge.v1 import types_pb2
@@ -33,6 +40,7 @@ class Owner:
         self.answer = b""
         self.stream: list[bytes] = []
         self.released: list[str] = []
+        self.told: list[handoff_pb.ReplicaNotice | None] = []
         self.pinged = OWNER
         self.port = 0
         self._server = aio.server(compression=compression)
@@ -71,7 +79,9 @@ class Owner:
             yield message
 
     async def _release(self, request: bytes, _: Any) -> bytes:
-        self.released += handoff_pb.ReleaseRequest.FromString(request).tokens
+        released = handoff_pb.ReleaseRequest.FromString(request)
+        self.released += released.tokens
+        self.told.append(released.replica if released.HasField("replica") else None)
         return b""
 
 
@@ -126,6 +136,25 @@ async def test_a_good_answer(owner: Owner, peer: GrpcPeer) -> None:
     assert (answer.lease_token, answer.epoch) == ("token", 7)
     assert await peer.ping(seconds_max=SECONDS) == 7
     assert not owner.released
+
+
+async def test_few_holders_are_taken_and_only_names_that_nodes_can_have(owner: Owner, peer: GrpcPeer) -> None:
+    """What else an owner says of them is passed over: it could cost time alone."""
+    names = ["node-1", "", "no node", "x" * 1000, *(f"node-{number}" for number in range(2, 100))]
+    owner.answer = opened(holders=names)
+    answer = await peer.open("default", REFERENCE, seconds_max=SECONDS)
+    assert isinstance(answer, Opened)
+    assert answer.holders == tuple(f"node-{number}" for number in range(1, HOLDERS_MAX + 1))
+
+
+async def test_an_owner_is_told_of_a_replica_with_the_lease(owner: Owner, peer: GrpcPeer) -> None:
+    """And of none where there is none."""
+    await peer.release("one", seconds_max=SECONDS)
+    await peer.release("two", seconds_max=SECONDS, replica=ReplicaNotice(node_id="here", linger_seconds=1.5))
+    none, told = owner.told
+    assert none is None
+    assert told is not None
+    assert (told.node_id, told.linger.ToMilliseconds()) == ("here", 1500)
 
 
 @pytest.mark.parametrize(
