@@ -8,10 +8,12 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.transfer_encoding import TransferEncoding, form_of
 from kvbridge.link import tcp
 from kvbridge.link.port import TransferFailedError
 from kvbridge.memory.descriptor_connection import ConnectionState, DescriptorConnection
@@ -63,6 +65,7 @@ def _bulk_requests() -> Sequence[bytes]:
     requests = [
         REQUEST,
         tcp.BulkRequest(client_name="node.other", lease_token="t" * 32, tenant="team", bearer="b" * 40),
+        replace(REQUEST, form=form_of(TransferEncoding.INT8, 3)),
     ]
     return [_sent(request) for request in requests]
 
