@@ -73,11 +73,12 @@ class CostKeeper:
         """Return what handing over a payload costs, and whether that pays.
 
         `owner` is the node that still has it, and `holders` are others; the one that would be asked first counts. From
-        there `arriving_bytes` come, or as many as the payload has.
+        there as many bytes come as the payload has; with `arriving_bytes` that many, which the owner alone can send.
         """
         nbytes = descriptor.canonical_bytes
         coming = nbytes if arriving_bytes is None else arriving_bytes
-        source = None if owner is None else self.sources.first(owner, holders, nbytes)
+        able = holders if arriving_bytes is None else ()
+        source = None if owner is None else self.sources.first(owner, able, nbytes)
         check_seconds = self.checks.estimate(payload, descriptor, verification)
         here = self.of_tenant(payload[0]).estimate(
             consumer, self._pair(attached=attached or source is not None), descriptor.valid_length, nbytes

@@ -123,3 +123,17 @@ def test_every_policy_of_a_route_can_be_judged_by() -> None:
     """The widest policy that a route may have is one that estimates can be held against."""
     widest = RoutePolicy(gain_min=GAIN_MAX, tokens_min_unmeasured=1)
     assert costs_of(with_prefill(0.5), widest).problem is None
+
+
+def test_what_counts_is_the_time_of_whoever_would_be_asked_first() -> None:
+    """A holder that is cheaper than the owner; but values in fewer bits come from the owner alone."""
+    keeper = with_prefill(100.0)
+    for _ in range(RATES_MIN):
+        keeper.record_pull("owner", BYTES, 8.0)
+        keeper.record_pull("holder", BYTES, 1.0)
+    exact = costs_of(keeper, owner="owner", holders=("holder",))
+    assert exact.bytes_seconds == exact.handoff_seconds == pytest.approx(1.0)
+    alone = costs_of(keeper, owner="owner")
+    assert alone.bytes_seconds == pytest.approx(8.0)
+    lossy = costs_of(keeper, owner="owner", holders=("holder",), arriving_bytes=BYTES)
+    assert lossy.bytes_seconds == pytest.approx(8.0)
