@@ -61,7 +61,7 @@ from kvbridge.node.texts import Texts
 from kvbridge.node.traffic import Traffic
 from kvbridge.node.upload import Upload
 from kvbridge.node.verification import Verifier
-from kvbridge.node.visit import VisitLimits, Visitor
+from kvbridge.node.visitor import VisitLimits, Visitor
 from kvbridge.wire import Seal
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from kvbridge.core.handoff_reference import HandoffReference
 from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm, marked_key, unmarked_key
 from kvbridge.link.port import Peers
-from kvbridge.node.visit import Visit, Visitor
+from kvbridge.node.visit import Visit
+from kvbridge.node.visitor import Visitor
 
 EPOCHS_REMEMBERED_MAX = 65_536
 """Most replicas of which it is remembered from which start of their owner they came; others are brought over again."""

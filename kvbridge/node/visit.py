@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kvbridge.core.cost.sources import Candidate, holders_seconds
 from kvbridge.core.descriptor import PayloadReference, PayloadSpec, Verification
@@ -40,18 +40,14 @@ from kvbridge.link.port import (
     TransferFailedError,
 )
 from kvbridge.node.arrival import Arrival, ArrivalTerms, ArrivingFrames
-from kvbridge.node.background import Background
 from kvbridge.node.byte_checks import NODE_CLIENT_ID, Failure
-from kvbridge.node.costs import CostKeeper
 from kvbridge.node.decoding import FrameReader
-from kvbridge.node.encoding import Run
 from kvbridge.node.foreign import Foreign, closed, encoded_spec, opened, unfit, unheard
 from kvbridge.node.identity import Client
-from kvbridge.node.incarnations import Incarnations
 from kvbridge.node.source import Source, source_of
 from kvbridge.node.streams import StreamDigests
-from kvbridge.node.traffic import Traffic
 from kvbridge.node.upload import Upload
+from kvbridge.node.visitor import Visitor
 from kvbridge.node.waiting import Waiters
 from kvbridge.transform.encoded_layers import NotFiniteError, frames_of
 from kvbridge.wire import Seal
@@ -61,53 +57,6 @@ _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
 _RELEASE_SECONDS_MAX = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisitLimits:
-    """How long other nodes may take."""
-
-    open_seconds_max: float
-    """An owner's answer."""
-    pull_seconds_max: float
-    """The bytes of one payload."""
-    stall_seconds_max: float
-    """The wait for the next bytes."""
-
-
-class NewUpload(Protocol):
-    """Begins a payload that arrives by value."""
-
-    def __call__(self, client: Client, spec: PayloadSpec, valid_length: int) -> Upload:
-        """Reserve a slot; errors as for `Upload`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visitor:
-    """What all visits of a node work with."""
-
-    limits: VisitLimits
-    """How long they may take."""
-    new_upload: NewUpload
-    """Takes what they bring."""
-    release: Callable[[Client, Sequence[str]], object]
-    """Returns the hold on what they brought."""
-    costs: CostKeeper
-    """Learns how fast bytes come."""
-    background: Background
-    """Runs what several wait for."""
-    incarnations: Incarnations
-    """Learns of the owners' starts."""
-    linger_seconds: float
-    """How long a replica stays when nobody references it."""
-    node_id: str
-    """This node."""
-    find: Callable[[str], Peer | None]
-    """Finds other nodes."""
-    traffic: Traffic
-    """Counts what they bring."""
-    run: Run
-    """Does work on a thread."""
 
 
 class Visit:
