@@ -187,6 +187,8 @@ class Surroundings:
     ) -> Costs:
         if isinstance(found, Tombstone) or found.descriptor is None:
             return Costs(deadline_seconds=made.deadline_seconds)
+        # Fewer bytes come from the owner alone.
+        fewer = arriving_bytes(found, policy.transfer_form) if isinstance(found, Foreign) else None
         return self._costs.costs(
             (made.tenant, NOT_HERE if isinstance(found, Foreign) else found.payload_id),
             found.descriptor,
@@ -196,8 +198,8 @@ class Surroundings:
             verification=made.verification,
             deadline_seconds=made.deadline_seconds,
             owner=found.owner if isinstance(found, Foreign) else None,
-            arriving_bytes=arriving_bytes(found, policy.transfer_form) if isinstance(found, Foreign) else None,
-            holders=found.holders if isinstance(found, Foreign) else (),
+            arriving_bytes=fewer,
+            holders=found.holders if isinstance(found, Foreign) and fewer is None else (),
         )
 
 
