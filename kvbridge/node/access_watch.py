@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from kvbridge.access_file import AccessFileError, load_access_file
 from kvbridge.core.access import AccessPolicy
-from kvbridge.node.file_signature import Signature, is_settled, signature_of
+from kvbridge.files import Signature, is_settled, signature_of
 from kvbridge.tls import is_open_to_others
 
 _log = logging.getLogger(__name__)

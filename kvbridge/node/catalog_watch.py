@@ -14,7 +14,7 @@ import hashlib
 
 from kvbridge.catalog_file import CatalogFileError, read_bytes, read_catalog
 from kvbridge.core.catalog import Catalog, RoutePolicy
-from kvbridge.node.file_signature import Signature, is_settled, signature_of
+from kvbridge.files import Signature, is_settled, signature_of
 
 
 class WatchedFile:

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from kvbridge.core.errors import BridgeError
+from kvbridge.files import UnreadableFileError, read_bytes
 from kvbridge.tls.certificate import CertificateError, validity_of
 
 FILE_BYTES_MAX = 1 << 20
@@ -80,14 +81,9 @@ def read_file(path: str) -> bytes:
         TlsFileError: it is no file that can be read, is empty or is too large.
     """
     try:
-        # Opening a pipe that nobody writes to would wait for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - a path could not be opened without waiting
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise TlsFileError(f"{path}: is not a regular file")
-            content = file.read(FILE_BYTES_MAX + 1)
-    except (OSError, ValueError) as error:  # A ValueError if the path holds a zero byte.
-        raise TlsFileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        content = read_bytes(path, FILE_BYTES_MAX)
+    except UnreadableFileError as error:
+        raise TlsFileError(f"{path}: {error}") from error
     if not 0 < len(content) <= FILE_BYTES_MAX:
         raise TlsFileError(f"{path}: must hold 1 to {FILE_BYTES_MAX} bytes")
     return content

@@ -15,16 +15,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from kvbridge.files import Signature, is_settled, signature_of
 from kvbridge.tls.contexts import client_context, server_context
 from kvbridge.tls.files import TlsFileError, TlsFiles, TlsMaterial, is_open_to_others, read_material
-from kvbridge.tls.signatures import Signature, is_settled, signature_of
 
 _WARN_AGAIN_SECONDS = 3600.0
 _WARNING_SHARE_MAX = 0.2
 """Certificates that last for hours are renewed every few hours."""
 
 _log = logging.getLogger(__name__)
+
+_Signatures: TypeAlias = tuple[Signature | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,16 +187,15 @@ class TlsKeeper:
         if self.files.key and is_open_to_others(self.files.key):
             _log.warning("every user of this host may read a private key", extra={"file": self.files.key})
 
-    def _stat(self) -> Signature | None:
-        try:
-            return signature_of(*self.files.paths)
-        except (OSError, ValueError):
-            return None
+    def _stat(self) -> _Signatures | None:
+        """Return the signature of each file, None if one of them is not there."""
+        found = tuple(map(signature_of, self.files.paths))
+        return None if None in found else found
 
 
-def _settled(signature: Signature | None) -> Signature | None:
-    """Return it if it tells this content from whatever is written next."""
-    return signature if signature is not None and is_settled(signature) else None
+def _settled(signatures: _Signatures | None) -> _Signatures | None:
+    """Return them if they tell this content from whatever is written next."""
+    return signatures if signatures is not None and all(map(is_settled, signatures)) else None
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:

@@ -6,8 +6,8 @@ import threading
 from typing import Final
 
 from kvbridge.core.errors import BridgeError
+from kvbridge.files import Signature, is_settled, signature_of
 from kvbridge.tls.files import TlsFileError, read_file
-from kvbridge.tls.signatures import Signature, is_settled, signature_of
 
 TOKEN_CHARACTERS_MIN: Final = 32
 """Shortest token that is taken: one that is not guessed."""
@@ -29,7 +29,7 @@ class TokenFile:
         """Read `path` whenever it has changed."""
         self._path = path
         self._lock = threading.Lock()
-        self._known: tuple[Signature, str] | None = None
+        self._known: tuple[Signature | None, str] | None = None
 
     def __repr__(self) -> str:
         """Show where it lies, and nothing of what is in it."""
@@ -41,20 +41,13 @@ class TokenFile:
         Raises:
             TokenFileError: it cannot be read, or that line is no token.
         """
-        signature = self._signature()
+        signature = signature_of(self._path)
         with self._lock:
             if self._known is None or self._known[0] != signature:
                 token = self._read()
                 self._known = (signature, token) if is_settled(signature) else None
                 return token
             return self._known[1]
-
-    def _signature(self) -> Signature:
-        try:
-            return signature_of(self._path)
-        except (OSError, ValueError) as error:
-            problem = getattr(error, "strerror", None) or "cannot be read"
-            raise TokenFileError(f"token file {self._path}: {problem}") from error
 
     def _read(self) -> str:
         try:

@@ -1,10 +1,8 @@
-"""Bytes of files that people write, read without waiting for anybody and without an end."""
+"""Bytes of files that people write."""
 
 from __future__ import annotations
 
-import os
-import stat
-
+from kvbridge.files import UnreadableFileError, read_bytes
 from kvbridge.yaml_file.nodes import FILE_BYTES_MAX, UnreadableError
 
 
@@ -15,15 +13,6 @@ def read_file(path: str, bytes_max: int = FILE_BYTES_MAX) -> bytes:
         UnreadableError: it is no file that can be read.
     """
     try:
-        # Opening a pipe that nobody writes to would wait for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - a path could not be opened without waiting
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _cannot_be_read("it is not a regular file")
-            return file.read(bytes_max + 1)
-    except (OSError, ValueError) as error:  # A ValueError if the path holds a zero byte.
-        raise _cannot_be_read(getattr(error, "strerror", None) or str(error)) from error
-
-
-def _cannot_be_read(why: str) -> UnreadableError:
-    return UnreadableError(0, f"cannot be read: {why}")
+        return read_bytes(path, bytes_max)
+    except UnreadableFileError as error:
+        raise UnreadableError(0, f"cannot be read: {error}") from error

@@ -25,11 +25,15 @@ SHIM = Path(__file__).with_name("wall_clock.c")
 WALL_CLOCK_READERS = {
     "node/acquiring.py": "when a handoff was, for its record",
     "node/catalog.py": "when an entry was changed, for people",
-    "node/catalog_watch.py": "whether a file is old enough to be read by its times alone; else it is read again",
+    "node/announcing.py": "which of several nodes has the newest payload under a key",
     "node/containment.py": "where the numbers of events begin, so that they grow over a restart",
     "node/observation.py": "when the node was started, as a metric",
-    "node/text_store.py": "how long a text is kept on disk: no other clock goes on over a restart",
+    "node/orders.py": "since when an order is in force, for people",
     "node/quarantines.py": "since when a quarantine is in force, for people",
+    "node/text_store.py": "how long a text is kept on disk: no other clock goes on over a restart",
+    "tls/files.py": "whether a certificate has expired, which is told by no other clock",
+    "tls/keeper.py": "the same, ahead of time",
+    "files/signatures.py": "whether a file is old enough to be read by its times alone; else it is read again",
 }
 """Every module that asks for the time of day, and what for: never for how long something lasts."""
 

@@ -229,7 +229,7 @@ def test_an_unchanged_file_is_not_read_again(file: Path, monkeypatch: pytest.Mon
     """Once its time stamp is old enough to tell two writes apart, a look costs one call."""
     old = file.stat().st_mtime_ns - 60_000_000_000
     os.utime(file, ns=(old, old))
-    monkeypatch.setattr("kvbridge.node.file_signature._SETTLED_NANOSECONDS", -(10**12))
+    monkeypatch.setattr("kvbridge.files.signatures._SETTLED_NANOSECONDS", -(10**12))
     watched = WatchedFile(str(file))
     assert isinstance(watched.look(), Catalog)
     monkeypatch.setattr("kvbridge.node.catalog_watch.read_bytes", lambda _: pytest.fail("was read again"))

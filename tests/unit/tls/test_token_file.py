@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbridge.files import signature_of
 from kvbridge.tls import TOKEN_CHARACTERS_MIN, TokenFile, TokenFileError
 
 TOKEN = "t0ken." * 8
@@ -29,8 +30,7 @@ def test_a_file_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
     file = TokenFile(str(path))
-    signature = file._signature()
-    file._known = (signature, "what was read before")
+    file._known = (signature_of(str(path)), "what was read before")
     assert file.token() == "what was read before"
 
 

@@ -1,0 +1,6 @@
+"""Files that people write and that are read again and again while a process runs."""
+
+from kvbridge.files.reading import UnreadableFileError, read_bytes
+from kvbridge.files.signatures import Signature, is_settled, signature_of
+
+__all__ = ["Signature", "UnreadableFileError", "is_settled", "read_bytes", "signature_of"]
