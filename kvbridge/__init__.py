@@ -74,12 +74,13 @@ if TYPE_CHECKING:
     from kvbridge.client.handoffs import Handoff
     from kvbridge.client.kv_views import KvView
     from kvbridge.client.plan_handoffs import PlanHandoff
-    from kvbridge.client.prefetching import Prefetch, PrefetchState
+    from kvbridge.client.prefetching import Prefetch
     from kvbridge.client.publications import Publication
     from kvbridge.client.quarantining import QuarantinedPayload, QuarantineNotPersistedError, QuarantineOutcome
     from kvbridge.client.security import Tls
     from kvbridge.client.token_ids import ANY_TOKENS
     from kvbridge.client.watching import Watch
+    from kvbridge.core.prefetch import PrefetchState
 
 __version__ = VERSION
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum, unique
 
 from kvbridge.client.asking import plan_references
 from kvbridge.client.connector import Connector
@@ -20,24 +19,13 @@ from kvbridge.core.bounds import require_number
 from kvbridge.core.cost.curve import SECONDS_MAX
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import InvalidFieldError
+from kvbridge.core.prefetch import PrefetchState
 from kvbridge.core.reasons import Reason
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.wire import decode_reason, encode_duration, encode_reference
 
 PREFETCH_SECONDS_DEFAULT = 1.0
 """How long the answer may take unless the caller says otherwise."""
-
-
-@unique
-class PrefetchState(StrEnum):
-    """What is done about a cache."""
-
-    STARTED = "STARTED"
-    """It is being brought over."""
-    HERE = "HERE"
-    """It is at this bridge already."""
-    REFUSED = "REFUSED"
-    """It is not brought over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from kvbridge.core.access import (
     identify,
     principal_of_user,
 )
+from kvbridge.files import Poller
 from kvbridge.node.access_watch import WatchedAccess
 
 _log = logging.getLogger(__name__)
@@ -37,14 +36,12 @@ class AccessKeeper:
         """Keep what `file` says once it is loaded; without one, everybody who reaches the node is its owner."""
         self._file = str(Path(file).absolute()) if file else ""
         self._watched = WatchedAccess(self._file) if file else None
-        self._poll_seconds = poll_seconds
         self._rules = rules or ProofRules(own_uid=os.getuid())
         self._index = AccessIndex(AccessPolicy.of_one_tenant())
         self._version = 0
         self._file_problem = ""
         self._listeners: list[Callable[[], None]] = []
-        self._woken = asyncio.Event()
-        self._watcher: asyncio.Task[None] | None = None
+        self._poller = Poller("access file", look=self._look, take=self._take, seconds=poll_seconds)
 
     @classmethod
     def of(cls, config: BridgeConfig) -> AccessKeeper:
@@ -84,18 +81,15 @@ class AccessKeeper:
     async def start(self) -> None:
         """Begin to watch the file, if there is one."""
         if self._watched is not None:
-            self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="kvbridge-access")
-            self._watcher.add_done_callback(_report_failure)
+            self._poller.start()
 
     async def close(self) -> None:
         """Stop watching."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        await self._poller.close()
 
     def look_soon(self) -> None:
         """Read the file again without waiting for the next poll."""
-        self._woken.set()
+        self._poller.look_soon()
 
     # What is in force
 
@@ -151,18 +145,13 @@ class AccessKeeper:
 
     # Inside
 
-    async def _watch(self) -> None:
+    def _look(self) -> AccessPolicy | AccessFileError | None:
         assert self._watched is not None
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_seconds):
-                    await self._woken.wait()
-            self._woken.clear()
-            found = await asyncio.to_thread(self._watched.look)
-            if found is not None:
-                self._take(found)
+        return self._watched.look()
 
-    def _take(self, found: AccessPolicy | AccessFileError) -> None:
+    def _take(self, found: AccessPolicy | AccessFileError | None) -> None:
+        if found is None:
+            return
         if isinstance(found, AccessFileError):
             self._file_problem = str(found)
             _log.error(
@@ -201,9 +190,3 @@ def _with_tenants_kept(policy: AccessPolicy, tenants: Mapping[str, TenantQuota])
 
 def _memory(tenants: Mapping[str, TenantQuota]) -> dict[str, int | None]:
     return {name: quota.arena_bytes for name, quota in tenants.items()}
-
-
-def _report_failure(task: asyncio.Task[None]) -> None:
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        _log.critical("the access file is not watched any more", exc_info=error)

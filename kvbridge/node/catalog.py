@@ -13,6 +13,7 @@ from pathlib import Path
 from kvbridge.catalog_file import CatalogFileError
 from kvbridge.core.catalog import Catalog, RoutePolicy
 from kvbridge.core.errors import WrongStateError
+from kvbridge.files import Poller
 from kvbridge.node.catalog_watch import WatchedFile
 from kvbridge.node.kill_switch_file import KillSwitchFile, KillSwitchFileError
 from kvbridge.node.state_file import NotPersistedError
@@ -55,7 +56,6 @@ class CatalogKeeper:
         self._clock = clock
         self._file = None if not file else str(Path(file).absolute())
         self._watched = None if self._file is None else WatchedFile(self._file, built_in)
-        self._poll_seconds = poll_seconds
         self._running = RunningCatalog(catalog=Catalog(defaults=built_in), version=0, changed_at=clock())
         self._file_problem = ""
         self._switch_why: str | None = None
@@ -66,8 +66,7 @@ class CatalogKeeper:
         self._switch_file = KillSwitchFile(switch_file) if switch_file else None
         self._switch_writing = asyncio.Lock()
         self._listeners: list[Callable[[Catalog], None]] = []
-        self._woken = asyncio.Event()
-        self._watcher: asyncio.Task[None] | None = None
+        self._poller = Poller("catalog file", look=self._look, take=self._take, seconds=poll_seconds)
 
     def __repr__(self) -> str:
         """Show what runs, and whence it comes."""
@@ -91,14 +90,11 @@ class CatalogKeeper:
             raise found
         assert found is not None, "the first look always finds something"
         self._swap(found)
-        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="kvbridge-catalog")
-        self._watcher.add_done_callback(_report_failure)
+        self._poller.start()
 
     async def close(self) -> None:
         """Stop watching."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        await self._poller.close()
         await asyncio.gather(*self._saving)
 
     # What runs
@@ -214,7 +210,7 @@ class CatalogKeeper:
 
     def look_soon(self) -> None:
         """Read the file again without waiting for the next poll."""
-        self._woken.set()
+        self._poller.look_soon()
 
     # Inside
 
@@ -233,18 +229,13 @@ class CatalogKeeper:
         with suppress(NotPersistedError):  # It is in the log, and other nodes have it, too.
             await self.save_kill_switch()
 
-    async def _watch(self) -> None:
+    def _look(self) -> Catalog | CatalogFileError | None:
         assert self._watched is not None
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_seconds):
-                    await self._woken.wait()
-            self._woken.clear()
-            found = await asyncio.to_thread(self._watched.look)
-            if found is not None:
-                self._take(found)
+        return self._watched.look()
 
-    def _take(self, found: Catalog | CatalogFileError) -> None:
+    def _take(self, found: Catalog | CatalogFileError | None) -> None:
+        if found is None:
+            return
         if isinstance(found, CatalogFileError):
             self._file_problem = str(found)
             _log.error(
@@ -261,9 +252,3 @@ class CatalogKeeper:
         self._running = RunningCatalog(catalog=catalog, version=self.version + 1, changed_at=self._clock())
         for listener in self._listeners:
             listener(catalog)
-
-
-def _report_failure(task: asyncio.Task[None]) -> None:
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        _log.critical("the catalog file is not watched any more", exc_info=error)

@@ -14,13 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum, unique
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.handoff_reference import is_handoff_reference
 from kvbridge.core.journal import HandoffRecord
 from kvbridge.core.ledger import Payload, Tombstone
+from kvbridge.core.prefetch import PrefetchState
 from kvbridge.core.reasons import Reason
 from kvbridge.node.costs import CostKeeper
 from kvbridge.node.fetching import Fetching
@@ -33,18 +33,6 @@ from kvbridge.node.tenancy import Tenancy
 
 REMEMBERED_MAX = 4096
 """Most prefetched payloads of which it is still awaited whether they are used."""
-
-
-@unique
-class PrefetchState(StrEnum):
-    """What is done about a payload."""
-
-    STARTED = "STARTED"
-    """It is being brought over."""
-    HERE = "HERE"
-    """It is here already."""
-    REFUSED = "REFUSED"
-    """It cannot be brought over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

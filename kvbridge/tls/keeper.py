@@ -9,15 +9,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvbridge.files import Signature, is_settled, signature_of
+from kvbridge.files import Poller, Signature, is_settled, signature_of
 from kvbridge.tls.contexts import client_context, server_context
 from kvbridge.tls.files import TlsFileError, TlsFiles, TlsMaterial, is_open_to_others, read_material
 
@@ -59,13 +57,13 @@ class TlsKeeper:
         self.files = files
         self.version = 1
         """Counts the contents that were taken into use."""
-        self._poll_seconds = poll_seconds
         self._warning_seconds = warning_seconds
         self._failures = 0
         self._problem = ""
         self._warned_at = -_WARN_AGAIN_SECONDS
-        self._woken = asyncio.Event()
-        self._watcher: asyncio.Task[None] | None = None
+        self._poller = Poller(
+            f"certificate files of the {purpose}", look=self.look, take=self.take, seconds=poll_seconds
+        )
         self._listeners: list[Callable[[TlsMaterial], None]] = []
         before = self._stat()
         self.material = self._checked(read_material(files))
@@ -81,14 +79,11 @@ class TlsKeeper:
         """Begin to look at the files."""
         self._warn_of_expiry()
         self._warn_of_readers()
-        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"kvbridge-tls-{self.purpose}")
-        self._watcher.add_done_callback(_report_failure)
+        self._poller.start()
 
     async def close(self) -> None:
         """Stop looking."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        await self._poller.close()
 
     def add_listener(self, listener: Callable[[TlsMaterial], None]) -> None:
         """Call `listener` whenever other content is taken into use."""
@@ -96,7 +91,7 @@ class TlsKeeper:
 
     def look_soon(self) -> None:
         """Look at the files without waiting for the next time."""
-        self._woken.set()
+        self._poller.look_soon()
 
     def standing(self) -> TlsStanding:
         """Return how the files stand."""
@@ -143,14 +138,6 @@ class TlsKeeper:
         context(material, self.files)
         return material
 
-    async def _watch(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_seconds):
-                    await self._woken.wait()
-            self._woken.clear()
-            self.take(await asyncio.to_thread(self.look))
-
     def _refuse(self, problem: str) -> None:
         if problem == self._problem:
             return  # It was told already; a file that stays bad is one failure.
@@ -196,9 +183,3 @@ class TlsKeeper:
 def _settled(signatures: _Signatures | None) -> _Signatures | None:
     """Return them if they tell this content from whatever is written next."""
     return signatures if signatures is not None and all(map(is_settled, signatures)) else None
-
-
-def _report_failure(task: asyncio.Task[None]) -> None:
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        _log.critical("certificate files are not watched any more", exc_info=error)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from kvbridge.core.descriptor import PayloadReference
+from kvbridge.core.prefetch import PrefetchState
 from kvbridge.core.reasons import Reason
 from kvbridge.link.memory import MemoryPayload
 from kvbridge.node.identity import Client
-from kvbridge.node.prefetching import PrefetchCounts, Prefetched, PrefetchState
+from kvbridge.node.prefetching import PrefetchCounts, Prefetched
 from tests import builders
 from tests.unit.node.nodes import KEY, Node, payload, virtual_clock
 from tests.unit.node.virtual import run_virtually
