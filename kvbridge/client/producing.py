@@ -12,6 +12,7 @@ from typing import Protocol
 
 import grpc
 
+from kvbridge.client.arenas import ArenaView
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.failures import CallFailedError
 from kvbridge.client.layouts import lazy_layout
@@ -104,8 +105,6 @@ class SharedProduction:
         session, answer = ports.ask(lambda rpc: rpc.handoff.Reserve, request, deadline, granted=_reservation)
         self._ports = ports
         self._plan = plan
-        self._views: SlotMapping | None = None
-        self._views_lock = threading.Lock()
         self._reservation = ports.reference(
             session,
             ReferenceKind.RESERVATION,
@@ -143,7 +142,7 @@ class SharedProduction:
             CallFailedError: the bridge did not answer in time, or refused.
         """
         session, plan = self._reservation.session, self._plan
-        self._end_views()
+        self._views.end()
         request = pb.CommitRequest(
             request_id=str(uuid.uuid4()),
             reservation_token=self._reservation.token,
@@ -157,40 +156,61 @@ class SharedProduction:
     def abort(self) -> None:
         """Return the reservation."""
         with suppress(CallFailedError):
-            self._end_views()
+            self._views.end()
             self._reservation.end()
 
     def _writer(self, location: types_pb2.SlotLocation, deadline: Deadline) -> SlotWriter:
         spec = self._plan.spec
         slot_bytes = lazy_layout(spec.geometry, spec.capacity_tokens).slot_bytes
         arena = self._reservation.session.arena(location.arena_id, deadline, writable=True)
-
-        def for_views() -> CharArray:
-            with self._views_lock:
-                self._views = self._views or arena.apart(location.offset_bytes, location.length_bytes)
-                return self._views.buffer(self._reservation)
-
         if location.length_bytes < slot_bytes or not arena.has(location.offset_bytes, location.length_bytes):
             raise InvalidFieldError("location", f"{location.length_bytes} bytes do not hold a slot of {slot_bytes}")
+        self._views = _Views(arena, location, self._reservation)
         return SlotWriter(
             arena.slot(location.offset_bytes, location.length_bytes, self._reservation),
             spec.geometry,
             capacity_tokens=spec.capacity_tokens,
             valid_length=self._plan.valid_length,
             digested=self._plan.verification is not Verification.NONE,
-            for_views=for_views,
+            for_views=self._views.buffer,
         )
 
-    def _end_views(self) -> None:
-        """Let what is written to tensors that were given out reach nobody any more.
+
+class _Views:
+    """What tensors that were given out lie in: the slot, mapped apart when the first of them is asked for.
+
+    It does not know the production that it belongs to, so that one that is forgotten is gone at once.
+    """
+
+    def __init__(self, arena: ArenaView, location: types_pb2.SlotLocation, reservation: Reference) -> None:
+        """Map nothing yet."""
+        self._arena = arena
+        self._location = location
+        self._reservation = reservation
+        self._mapping: SlotMapping | None = None
+        self._lock = threading.Lock()
+
+    def buffer(self) -> CharArray:
+        """Return the slot's bytes; whoever keeps them keeps the reservation.
+
+        Raises:
+            CallFailedError: the kernel refuses.
+        """
+        with self._lock:
+            if self._mapping is None:
+                self._mapping = self._arena.apart(self._location.offset_bytes, self._location.length_bytes)
+            return self._mapping.buffer(self._reservation)
+
+    def end(self) -> None:
+        """Let what is written to those tensors reach nobody any more.
 
         Raises:
             CallFailedError: the kernel refuses; then the slot must not be given back before the last tensor is gone.
         """
-        if self._views is None:
+        if self._mapping is None:
             return
         try:
-            self._views.part()
+            self._mapping.part()
         except MappingUnavailableError as error:
             raise CallFailedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
 
