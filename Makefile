@@ -14,7 +14,7 @@ SECONDS ?= 600
 TARGETS ?=
 KEEP ?=
 # Test processes; 0 runs the tests in pytest's own process, where a debugger finds them.
-JOBS ?= 2
+JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin

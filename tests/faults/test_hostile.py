@@ -172,6 +172,7 @@ def test_one_client_cannot_have_every_stream() -> None:
         assert not any(upload.done() for upload in uploads)
 
 
+@pytest.mark.slow
 def test_a_download_that_nobody_reads_ends_with_its_connection() -> None:
     """A reader that takes nothing holds its place until `connection_seconds_max`; then the place is another's."""
     spec = builders.spec(key="large", capacity_tokens=30_000, tokens=builders.tokens(30_000))

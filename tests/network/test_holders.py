@@ -147,7 +147,9 @@ def test_a_slow_uplink_is_spared(trio: Trio) -> None:
     trio.require_base()
 
 
-@pytest.mark.parametrize("fault", ["killed", "frozen", "flipped"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param("killed", marks=pytest.mark.slow), pytest.param("frozen", marks=pytest.mark.slow), "flipped"]
+)
 def test_a_holder_that_fails_in_the_middle_costs_time_alone(trio: Trio, fault: str) -> None:
     """It dies, stands still, or its bytes arrive as others: the caller has the owner's bytes within its deadline."""
     spec, content = trio.publish(fault)
@@ -167,6 +169,7 @@ def test_a_holder_that_fails_in_the_middle_costs_time_alone(trio: Trio, fault: s
     assert trio.content(part, spec) == content
 
 
+@pytest.mark.slow
 def test_a_replica_of_an_earlier_start_of_the_owner_is_not_taken(trio: Trio) -> None:
     """The same name means other bytes now; the holder that has the old ones is not believed, nor even named."""
     spec, old = trio.publish("renamed")

@@ -70,7 +70,7 @@ def pulled_by(bridge: kvbridge.Bridge, contents: Contents, reference: str) -> st
 
 
 @pytest.mark.parametrize("proof", ["certificate", "token"])
-@pytest.mark.parametrize("by_tcp", [False, True])
+@pytest.mark.parametrize("by_tcp", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_each_tenant_gets_what_is_its_own(kit: Kit, by_tcp: bool, proof: str) -> None:
     """By gRPC and by sockets, all of it secured; to the other tenant the payload is an unknown one."""
     if proof == "certificate":
@@ -117,8 +117,8 @@ def nodes_by_token(nodes: Nodes) -> Iterator[tuple[kvbridge.Bridge, kvbridge.Bri
     ("problem", "says"),
     [
         ("no peer", "takes the role peer"),
-        ("nobody", "nothing proves who makes this call"),
-        ("a stranger", "closed"),
+        pytest.param("nobody", "nothing proves who makes this call", marks=pytest.mark.slow),
+        pytest.param("a stranger", "closed", marks=pytest.mark.slow),
         ("another node's name", "Hostname Verification"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_node_that_proves_nothing_gets_nothing(kit: Kit, problem: str, says: s
         assert says in str(denied.detail)
 
 
-@pytest.mark.parametrize("by_tcp", [False, True])
+@pytest.mark.parametrize("by_tcp", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_certificate_may_name_the_node_instead_of_its_host(kit: Kit, by_tcp: bool) -> None:
     """Where addresses come and go and names stay."""
     named = kit.secret("owner", *LOCAL) if by_tcp else kit.secret("owner", "localhost")
@@ -154,7 +154,7 @@ def test_a_certificate_may_name_the_node_instead_of_its_host(kit: Kit, by_tcp: b
         assert pulled_by(there, contents, reference) == ("tcp" if by_tcp else "grpc")
 
 
-@pytest.mark.parametrize("by_tcp", [False, True])
+@pytest.mark.parametrize("by_tcp", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_pulls_go_on_while_certificates_are_replaced(own_kit: Kit, by_tcp: bool) -> None:
     """Those of both nodes, again and again; every payload arrives."""
     mine = own_kit.secret(NODE)

@@ -68,7 +68,7 @@ def test_no_output_of_a_bridge_repeats_a_secret(own_kit: Kit, tmp_path: Path) ->
     require_absent(seen, [TOKEN_A, WRONG, TOKEN_METRICS, *key_lines(own_kit.secret(NODE).key, own_kit.server.key)])
 
 
-@pytest.mark.parametrize("by_tcp", [False, True])
+@pytest.mark.parametrize("by_tcp", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_nodes_keep_their_secrets_from_each_others_logs(kit: Kit, by_tcp: bool) -> None:
     """A token goes with every call and every request for bytes, and into no log on either side."""
     certificate = kit.secret("unknown.example")
