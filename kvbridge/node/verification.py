@@ -1,6 +1,6 @@
 """Checking bytes: digests, finite values, and zeroes where nothing may be.
 
-The work runs on worker threads, off the event loop and in parallel over layers; xxhash and torch release the
+The work runs on worker threads, off the event loop and in parallel over layers; xxhash and numpy release the
 interpreter lock while they read. A strip is digested and then scanned while it is still in the processor's cache, so
 that the full check costs little more than one pass over memory.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
 import xxhash
 
 from kvbridge.core.descriptor import PayloadDescriptor, Verification
+from kvbridge.core.geometry import Dtype
 from kvbridge.core.layout import Region, slot_layout
 from kvbridge.core.reasons import Reason
 
@@ -31,6 +30,12 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _BLOCK_BYTES = 2 << 20
 """How much is digested and then scanned before the next bytes."""
+_EXPONENTS = {
+    Dtype.FLOAT32: (np.uint32, np.uint32(0x7F80_0000)),
+    Dtype.FLOAT16: (np.uint16, np.uint16(0x7C00)),
+    Dtype.BFLOAT16: (np.uint16, np.uint16(0x7F80)),
+}
+"""For each element type an integer of its size, and the bits of its exponent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +143,7 @@ class _Job:
                     for row in block:
                         digest.update(row.data)
                 if self.level is Verification.FULL:
-                    finite = finite and all_finite(block, region.group.dtype.value)
+                    finite = finite and all_finite(block, region.group.dtype)
         return _LayerFinding(
             layer=regions[0].layer, digest=None if digest is None else digest.digest(), not_finite=not finite
         )
@@ -159,15 +164,14 @@ def _blocks(stored: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
             yield stored[first : first + strips_max]
 
 
-def all_finite(values: NDArray[np.uint8], dtype: str) -> bool:
-    """Tell whether every value in these bytes, read as torch's `dtype`, is neither NaN nor infinite."""
-    tensor = torch.from_numpy(values).view(getattr(torch, dtype))
-    # A NaN or an infinity stays in the sum whatever is added to it, so a finite sum proves every value finite at the
-    # speed of memory. A sum may also overflow; only then is the slower, exact question asked.
-    if math.isfinite(tensor.sum().item()):
-        return True
-    least, greatest = torch.aminmax(tensor)
-    return bool(torch.isfinite(least) and torch.isfinite(greatest))
+def all_finite(values: NDArray[np.uint8], dtype: Dtype) -> bool:
+    """Tell whether every value in these bytes is neither NaN nor infinite.
+
+    Those two, and no others, have all bits of the exponent set (IEEE 754-2019, 3.4; bfloat16 has the exponent of
+    float32). So the bits are looked at as integers, which is exact and needs no arithmetic on what may be anything.
+    """
+    word, exponent = _EXPONENTS[dtype]
+    return bool((values.view(word) & exponent).max(initial=word(0)) < exponent)
 
 
 def _combine(findings: Sequence[_LayerFinding], descriptor: PayloadDescriptor) -> ByteFinding:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -99,7 +102,21 @@ def test_one_bad_value_among_many_is_found(dtype: Dtype, position: int, bad: flo
     values = torch.full((1000,), torch.finfo(kind).max, dtype=kind)
     if bad is not None:
         values[position] = bad
-    assert all_finite(values.view(torch.uint8).numpy(), dtype.value) is (bad is None)
+    assert all_finite(values.view(torch.uint8).numpy(), dtype) is (bad is None)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT16, Dtype.BFLOAT16])
+def test_every_pattern_of_two_bytes_is_judged_as_torch_judges_it(dtype: Dtype) -> None:
+    """All 65,536 of them, one by one."""
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+    finite = torch.from_numpy(patterns).view(getattr(torch, dtype.value)).isfinite().tolist()
+    assert [all_finite(patterns[number : number + 1].view(np.uint8), dtype) for number in range(1 << 16)] == finite
+
+
+def test_a_node_starts_without_torch() -> None:
+    """Loading it would take most of the time and of the memory that a start takes."""
+    look = "import sys, kvbridge.server.process; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("can't start new thread"), MemoryError()])
