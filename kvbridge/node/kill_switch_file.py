@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from kvbridge.core.errors import BridgeError
-from kvbridge.node.state_file import replace_durably
+from kvbridge.node.state_file import content_of, replace_durably
 
 FORMAT = 1
 """Version of the file's form."""
@@ -41,14 +41,10 @@ class KillSwitchFile:
             KillSwitchFileError: the file cannot be read or understood.
         """
         try:
-            with self._path.open("rb") as file:
-                content = file.read(FILE_BYTES_MAX + 1)
-        except FileNotFoundError:
-            return None
+            content = content_of(self._path, FILE_BYTES_MAX)
+            why, self.order_id = (None, "") if content is None else _decode(content)
         except OSError as error:
             raise KillSwitchFileError(f"kill_switch_file: {error}") from error
-        try:
-            why, self.order_id = _decode(content)
         except (KeyError, RecursionError, TypeError, ValueError) as error:
             raise KillSwitchFileError(
                 f"kill_switch_file: {self._path} does not hold a kill switch ({type(error).__name__}: {error}); "
@@ -71,8 +67,6 @@ class KillSwitchFile:
 
 
 def _decode(content: bytes) -> tuple[str | None, str]:
-    if len(content) > FILE_BYTES_MAX:
-        raise ValueError(f"over {FILE_BYTES_MAX} bytes")
     state = json.loads(content)
     if state["format"] != FORMAT:
         raise ValueError(f"format {state['format']} is not {FORMAT}")

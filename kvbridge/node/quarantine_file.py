@@ -14,7 +14,7 @@ from kvbridge.core.catalog.route import ModelPattern
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import BridgeError, InvalidFieldError
 from kvbridge.core.quarantine import AlignerPattern, Quarantine, Target
-from kvbridge.node.state_file import replace_durably
+from kvbridge.node.state_file import content_of, replace_durably
 
 FORMAT = 1
 """Version of the file's form."""
@@ -45,14 +45,11 @@ class QuarantineFile:
             QuarantineFileError: the file cannot be read or understood.
         """
         try:
-            with self._path.open("rb") as file:
-                content = file.read(FILE_BYTES_MAX + 1)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
+            content = content_of(self._path, FILE_BYTES_MAX)
+        except (OSError, ValueError) as error:
             raise QuarantineFileError(f"quarantine_file: {error}") from error
-        if len(content) > FILE_BYTES_MAX:
-            raise QuarantineFileError(f"quarantine_file: {self._path} is over {FILE_BYTES_MAX} bytes")
+        if content is None:
+            return []
         try:
             return _decode(json.loads(content))
         except (

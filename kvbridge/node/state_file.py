@@ -14,6 +14,23 @@ class NotPersistedError(BridgeError):
     """A change is in force but could not be written, so the node's end will undo it."""
 
 
+def content_of(path: Path, bytes_max: int) -> bytes | None:
+    """Return what is in the file at `path`, None if there is none yet.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(bytes_max + 1)
+    except FileNotFoundError:
+        return None
+    if len(content) > bytes_max:
+        raise ValueError(f"{path} is over {bytes_max} bytes")
+    return content
+
+
 def replace_durably(path: Path, content: bytes) -> None:
     """Put `content` into the file at `path`: it is written beside it and renamed, and both are flushed.
 
