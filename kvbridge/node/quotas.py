@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto, unique
+from functools import partial
+from typing import Any, TypeAlias
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.access import TenantQuota
@@ -17,16 +18,17 @@ from kvbridge.core.ledger import LedgerLimits, Usage
 from kvbridge.node.tenancy import Tenancy
 from kvbridge.observe.tenant_metrics import Level, TenantSample
 
-_log = logging.getLogger(__name__)
+Until: TypeAlias = Callable[[Callable[[Any], None]], None]
+"""Takes what is to be called when something has ended, with whatever that is."""
 
 _SHARED = 14 / 16
 """As much of all calls at once as the tenants share."""
 _KEPT_BACK = 1 / 16
 """As much as they share for calls that end or keep what was granted, when they use up the rest."""
-_UNPROVED = 1 / 32
-"""As much as everybody has who proves nothing; what is left of all is for nodes and administrators."""
+_LEAVING = 1 / 32
+"""As much as they share for answers that are on their way; what is left of all is for nodes and administrators."""
 _BUSY_RETRY_SECONDS = 1.0
-UNPROVED_LIMIT = "concurrent_calls_max"
+NODE_LIMIT = "concurrent_calls_max"
 RATE_LIMIT = "requests_per_second"
 CALLS_LIMIT = "calls_max"
 MEMORY_LIMIT = "arena_bytes"
@@ -36,6 +38,7 @@ TENANT_LIMITS = (
     "references_max",
     "references_per_client_max",
     "payload_text_bytes_max",
+    NODE_LIMIT,
     CALLS_LIMIT,
     RATE_LIMIT,
     "watches_max",
@@ -64,6 +67,8 @@ class _Standing:
 
     calls_max: int
     kept_back: int
+    leaving_free: int
+    leaving: int = 0
     bucket: TokenBucket | None = None
     calls: Counter[Weight] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
@@ -71,7 +76,9 @@ class _Standing:
     @property
     def used(self) -> int:
         """Return how many calls stand in the tenant's share: those for which there is room apart do not."""
-        return self.calls[Weight.ORDINARY] + max(self.calls[Weight.KEEPING] - self.kept_back, 0)
+        keeping = max(self.calls[Weight.KEEPING] - self.kept_back, 0)
+        # Answers that nobody reads are kept by the transport: whoever has many of them takes nobody else's places.
+        return self.calls[Weight.ORDINARY] + keeping + max(self.leaving - self.leaving_free, 0)
 
     def has_room(self, weight: Weight) -> bool:
         """Tell whether one more call may be under way."""
@@ -97,13 +104,14 @@ class Quotas:
         self._quotas = quotas
         self._clock = clock
         self.calls = 0
-        """Calls of everybody that are under way."""
-        self._unproved = 0
+        """Calls under way of everybody who has proved who it is, those included whose answers are on their way."""
         calls, tenants = config.concurrent_calls_max, len(tenancies)
         self._share = max(int(calls * _SHARED) // tenants, 1)
-        self._unproved_max = max(int(calls * _UNPROVED), 1)
-        kept_back = max(int(calls * _KEPT_BACK) // tenants, 1)
-        self._standings = {tenant: _Standing(calls_max=self._share, kept_back=kept_back) for tenant in tenancies}
+        kept_back, leaving_free = (max(int(calls * share) // tenants, 1) for share in (_KEPT_BACK, _LEAVING))
+        self._standings = {
+            tenant: _Standing(calls_max=self._share, kept_back=kept_back, leaving_free=leaving_free)
+            for tenant in tenancies
+        }
         self.apply()
 
     def __repr__(self) -> str:
@@ -120,22 +128,29 @@ class Quotas:
             self._tenancies[tenant].apply(self._config, quota)
 
     @contextmanager
-    def admitted(self, tenant: str, weight: Weight) -> Iterator[None]:
+    def admitted(self, tenant: str, weight: Weight, *, until: Until | None = None) -> Iterator[None]:
         """Count a call in, and whatever it is refused for.
 
+        It counts until its answer has left: `until` takes what has to be called then, and without it that is the end of
+        the context.
+
         Raises:
-            TooManyRequestsError: the tenant makes too many calls a second, or has too many under way.
+            TooManyRequestsError: the tenant makes too many calls a second, or too many are under way.
         """
         standing = self._standings[tenant]
         try:
             self._require_room(standing, weight)
             standing.calls[weight] += 1
             self.calls += 1
+            if until is not None:
+                until(partial(self._left, standing))
             try:
                 yield
             finally:
                 standing.calls[weight] -= 1
-                self.calls -= 1
+                standing.leaving += 1
+                if until is None:
+                    self._left(standing)
         except LimitExceededError as error:
             standing.refusals[error.limit if error.limit in TENANT_LIMITS else OTHER_LIMIT] += 1
             raise
@@ -143,22 +158,9 @@ class Quotas:
             standing.refusals[MEMORY_LIMIT] += 1
             raise
 
-    @contextmanager
-    def admitted_unproved(self) -> Iterator[None]:
-        """Count in a call of somebody who proved nothing, because nothing has to be.
-
-        Raises:
-            TooManyRequestsError: there are so many that they would take the room of those who proved something.
-        """
-        if self._unproved >= self._unproved_max:
-            raise TooManyRequestsError(UNPROVED_LIMIT, self._unproved_max, _BUSY_RETRY_SECONDS)
-        self._unproved += 1
-        self.calls += 1
-        try:
-            yield
-        finally:
-            self._unproved -= 1
-            self.calls -= 1
+    def _left(self, standing: _Standing, _: Any = None) -> None:
+        standing.leaving -= 1
+        self.calls -= 1
 
     def samples(self) -> list[TenantSample]:
         """Return every tenant's memory, limits and refusals."""
@@ -174,6 +176,8 @@ class Quotas:
         return TenantSample(tenant=tenant, usage=usage, levels=levels, refusals=refusals)
 
     def _require_room(self, standing: _Standing, weight: Weight) -> None:
+        if self.calls >= self._config.concurrent_calls_max:
+            raise TooManyRequestsError(NODE_LIMIT, self._config.concurrent_calls_max, _BUSY_RETRY_SECONDS)
         if not standing.has_room(weight):
             raise TooManyRequestsError(CALLS_LIMIT, standing.calls_max, _BUSY_RETRY_SECONDS)
         if weight is not Weight.ORDINARY:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from kvbridge.core.access import Role
-from kvbridge.node.quotas import Quotas, Weight
+from kvbridge.node.quotas import Quotas, Until, Weight
 from kvbridge.server.access import Caller
 
 _KEEPING = frozenset(f"/kvbridge.v1.HandoffService/{method}" for method in ("Commit", "Abort", "Renew", "Release"))
@@ -15,8 +15,10 @@ NEVER_REFUSED = frozenset({Role.ADMIN, Role.PEER})
 """Roles whose calls are never too much."""
 
 
-def counted(quotas: Quotas, method: str, caller: Caller) -> AbstractContextManager[None]:
+def counted(quotas: Quotas, method: str, caller: Caller, *, until: Until | None = None) -> AbstractContextManager[None]:
     """Return a context in which a call that has been let in is answered; a stream counts once.
+
+    `until` takes what has to be called when the answer has left; without it that is the end of the context.
 
     Never too much are the calls of nodes and administrators: what a node fetches was asked for, and counted, at that
     node, and whoever has to stop a flood must not wait behind it.
@@ -25,5 +27,6 @@ def counted(quotas: Quotas, method: str, caller: Caller) -> AbstractContextManag
         TooManyRequestsError: on entering, if the tenant makes too many calls.
     """
     if not caller.principal.roles.isdisjoint(NEVER_REFUSED):
-        return quotas.admitted(caller.tenant, Weight.FREE)
-    return quotas.admitted(caller.tenant, Weight.KEEPING if method in _KEEPING else Weight.ORDINARY)
+        return quotas.admitted(caller.tenant, Weight.FREE, until=until)
+    weight = Weight.KEEPING if method in _KEEPING else Weight.ORDINARY
+    return quotas.admitted(caller.tenant, weight, until=until)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeAlias
 
 from grpc_health.v1 import health_pb2
 
 from kvbridge.config import BridgeConfig
 from kvbridge.node.cluster import Cluster
+from kvbridge.server.health import Health
 from kvbridge.v1 import inspect_service_pb2 as pb
 from kvbridge.wire import encode_duration
 
 HEALTH_NAME = "directory"
 """What health checks call it. The node itself goes on serving without it."""
 
-_HealthServicer: TypeAlias = Any
-
 
 class DirectoryHealth:
     """Shows to health checks whether the directory answers."""
 
-    def __init__(self, cluster: Cluster, healthy: _HealthServicer) -> None:
+    def __init__(self, cluster: Cluster, healthy: Health) -> None:
         """Tell `healthy` how the directory of `cluster` stands, if there is one."""
         self._healthy = healthy
         self._setting: set[asyncio.Task[None]] = set()

@@ -19,12 +19,13 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from kvbridge.core.errors import BridgeError, InvalidFieldError
-from kvbridge.node.quotas import Quotas
+from kvbridge.node.quotas import Quotas, Until
 from kvbridge.server.access import AccessControl, Context
 from kvbridge.server.call_quotas import counted
 from kvbridge.server.calls import set_caller
 from kvbridge.server.errors import to_status
 from kvbridge.server.live_calls import LiveCalls
+from kvbridge.server.open_calls import OpenCalls
 from kvbridge.server.permissions import permission_of
 
 _log = logging.getLogger(__name__)
@@ -36,11 +37,15 @@ _Parse: TypeAlias = Callable[[Any], Any]
 class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs alone
     """Lets calls in, and turns what is wrong with one into the status that belongs to it."""
 
-    def __init__(self, control: AccessControl, calls: LiveCalls, quotas: Quotas) -> None:
-        """Ask `control` about every call, count it in `quotas`, and keep those that are under way in `calls`."""
+    def __init__(self, control: AccessControl, calls: LiveCalls, quotas: Quotas, open_calls: OpenCalls) -> None:
+        """Ask `control` about every call, count it in `quotas`, and keep those that are under way in `calls`.
+
+        Those that anybody may make are counted in `open_calls` instead.
+        """
         self._control = control
         self._quotas = quotas
         self._calls = calls
+        self._open = open_calls
 
     async def intercept_service(
         self,
@@ -96,14 +101,16 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
         admit = partial(self._control.admit, name, context)
         caller = admit()
         if caller is None:
-            with self._quotas.admitted_unproved():
+            with self._open.entered(name, context):
                 yield
             return
         set_caller(caller)
         if permission_of(name).is_for_admins_alone:
             told = {"method": name, "principal": caller.principal.name, "tenant": caller.tenant}
             _log.info("an admin makes a call", extra=told)
-        with counted(self._quotas, name, caller), self._calls.entered(caller, admit):
+        # Until its answer has left: what a client does not read is kept for it, and takes a place as long.
+        until: Until = context.add_done_callback  # type: ignore[assignment] # what is called is given the context
+        with counted(self._quotas, name, caller, until=until), self._calls.entered(caller, admit):
             yield
 
 

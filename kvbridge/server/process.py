@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 from grpc import aio
@@ -38,10 +38,12 @@ from kvbridge.server.bulk_socket import BulkSocketServer
 from kvbridge.server.catalog import CatalogServicer
 from kvbridge.server.directory import DirectoryHealth, advertised
 from kvbridge.server.handoff import HandoffServicer
+from kvbridge.server.health import Health
 from kvbridge.server.inspect import InspectServicer
 from kvbridge.server.interceptor import CallInterceptor
 from kvbridge.server.live_calls import LiveCalls
 from kvbridge.server.metrics_access import metrics_guard
+from kvbridge.server.open_calls import OpenCalls
 from kvbridge.server.patience import PatienceInterceptor
 from kvbridge.server.peers import PeerServicer
 from kvbridge.server.security import Security
@@ -51,9 +53,6 @@ from kvbridge.v1.catalog_service_pb2_grpc import add_CatalogServiceServicer_to_s
 from kvbridge.v1.handoff_service_pb2_grpc import add_HandoffServiceServicer_to_server
 from kvbridge.v1.inspect_service_pb2_grpc import add_InspectServiceServicer_to_server
 from kvbridge.v1.peer_service_pb2_grpc import add_PeerServiceServicer_to_server
-
-HealthServicer: TypeAlias = Any
-"""The asynchronous health servicer, which the stubs do not know."""
 
 _log = logging.getLogger(__name__)
 
@@ -217,16 +216,20 @@ def _spare_pauses() -> None:
 
 def _build_server(
     bridge: Bridge, bulk_port: int, credentials: grpc.ServerCredentials | None
-) -> tuple[aio.Server, HealthServicer, int | None]:
+) -> tuple[aio.Server, Health, int | None]:
     config = bridge.config
     calls = LiveCalls()
     bridge.access.add_listener(calls.look_again)
     server = aio.server(
         interceptors=[
-            CallInterceptor(AccessControl(bridge.access, bridge.sessions), calls, bridge.quotas),
+            CallInterceptor(
+                AccessControl(bridge.access, bridge.sessions),
+                calls,
+                bridge.quotas,
+                OpenCalls(config.concurrent_calls_max),
+            ),
             PatienceInterceptor(config),
         ],
-        maximum_concurrent_rpcs=config.concurrent_calls_max,
         options=_server_options(config),
     )
     answers = Answers(
@@ -247,7 +250,7 @@ def _build_server(
     add_CatalogServiceServicer_to_server(catalog, server)
     add_PeerServiceServicer_to_server(PeerServicer(bridge, answers, bulk_port=bulk_port), server)
     add_InspectServiceServicer_to_server(InspectServicer(bridge), server)
-    healthy: HealthServicer = health.aio.HealthServicer()
+    healthy = Health()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     if config.reflection:
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
@@ -338,6 +341,6 @@ def _remove_socket(path: str) -> None:
         Path(path).unlink()
 
 
-async def _set_serving(servicer: HealthServicer) -> None:
+async def _set_serving(servicer: Health) -> None:
     for service in ("", *_SERVICES):
         await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 
@@ -127,19 +127,36 @@ def test_no_kind_of_call_takes_anybody_elses_room(hall: Hall, first: Weight) -> 
     with ExitStack() as stack:
         begun = [hall.calls_at_once(stack, "a", weight) for weight in (first, second, first)]
         assert begun == ([7, 1, 0] if first is Weight.ORDINARY else [8, 0, 0])
-        assert hall.calls_at_once(stack, "a", Weight.FREE, 20) == 20
         assert hall.calls_at_once(stack, "b", Weight.ORDINARY) == 7
+        assert hall.calls_at_once(stack, "a", Weight.FREE) == 1
     assert hall.quotas.calls == 0
 
 
-def test_whoever_proves_nothing_takes_nobodys_room(hall: Hall) -> None:
-    """Calls that are for everybody are few at once, and are counted back in when they end."""
-    with hall.quotas.admitted_unproved():
-        with pytest.raises(TooManyRequestsError, match="concurrent_calls_max: the limit of 1"):
-            hall.quotas.admitted_unproved().__enter__()
+def test_beyond_all_calls_at_once_nobody_is_served(hall: Hall) -> None:
+    """Whoever it is: of 16 there is none more."""
+    with ExitStack() as stack:
+        assert hall.calls_at_once(stack, "a", Weight.FREE) == 16
+        for weight in Weight:
+            with pytest.raises(TooManyRequestsError, match="concurrent_calls_max: the limit of 16"):
+                hall.call("b", weight)
+    assert hall.refusals("b") == {"concurrent_calls_max": 3}
+    hall.call("b")
+
+
+def test_answers_that_nobody_reads_take_their_tenants_places(hall: Hall) -> None:
+    """But for a few that are on their way; they are counted out when they have left, and not before."""
+    leaving: list[Callable[[object], None]] = []
+    for _ in range(8):
+        with hall.quotas.admitted("a", Weight.ORDINARY, until=leaving.append):
+            pass
+    assert (hall.level("a", "calls_max"), hall.quotas.calls) == ((7, 7), 8)
+    with pytest.raises(TooManyRequestsError, match="calls_max"):
         hall.call("a")
-    with hall.quotas.admitted_unproved():
-        assert hall.quotas.calls == 1
+    with ExitStack() as stack:
+        assert hall.calls_at_once(stack, "b", Weight.ORDINARY) == 7
+    for left in leaving:
+        left(None)
+    assert (hall.level("a", "calls_max"), hall.quotas.calls) == ((0, 7), 0)
 
 
 def test_a_tenant_may_have_a_share_of_its_own(hall: Hall) -> None:
