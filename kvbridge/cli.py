@@ -78,17 +78,13 @@ def _add_serve(commands: Any) -> None:
 def _serve(options: argparse.Namespace) -> int:
     # gRPC would write a line of its own for every handshake that fails, and anybody can make handshakes fail.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Imported here because a bridge loads torch, and the other commands need not wait for it.
-    import torch
-
+    # Imported here because the other commands need not wait for what a bridge loads.
     from kvbridge.server.logs import configure_logs  # noqa: PLC0415
     from kvbridge.server.process import serve  # noqa: PLC0415
 
     given = {setting.name: getattr(options, setting.name) for setting in fields(BridgeConfig)}
     config = load_config(options.config, overrides={name: value for name, value in given.items() if value is not None})
     configure_logs(options.log_level)
-    # The verifier has threads of its own; torch's would only take turns with them.
-    torch.set_num_threads(1)
     asyncio.run(serve(config))
     return EXIT_OK
 

@@ -36,6 +36,15 @@ def test_as_many_files_may_be_open_as_the_host_allows() -> None:
     assert soft == hard == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
+def test_a_bridge_does_without_torch(bridge_process: BridgeProcess) -> None:
+    """Whoever runs a node alone neither waits for torch to load nor gives it memory."""
+    with ApiClient(bridge_process) as client:
+        client.publish()
+    mapped = Path(f"/proc/{bridge_process.process.pid}/maps").read_text(encoding="utf-8")
+    assert "numpy" in mapped
+    assert "libtorch" not in mapped
+
+
 def test_reflection_lists_the_services(bridge_process: BridgeProcess) -> None:
     """A generic client finds out what the node serves."""
     with grpc.insecure_channel(bridge_process.target) as channel:
