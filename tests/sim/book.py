@@ -113,6 +113,9 @@ class Book:
         self.problems: list[str] = []
         """What was violated, lest somebody swallow the error."""
         self.changed = False
+        """Whether the ledger may have changed since it was compared last."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when that becomes so."""
         self.closed = False
         self.told: Callable[[str, Any], None] = lambda _, __: None
         """Hears of what happened, by name."""
@@ -218,19 +221,21 @@ class Book:
         return count
 
     def find(self, *, now: float, **terms: Any) -> Any:
-        self._tick(now)
+        self._pass(now)
         return self._ledger.find(now=now, **terms)
 
     def advance(self, *, now: float, events_max: int) -> bool:
-        self._tick(now)
+        self._pass(now)
         return self._ledger.advance(now=now, events_max=events_max)
 
     def relieve(self, *, now: float, events_max: int) -> bool:
-        self._tick(now)
+        self._pass(now)
         return self._ledger.relieve(now=now, events_max=events_max)
 
     def take_effects(self) -> tuple[Effect, ...]:
         effects = self._ledger.take_effects()
+        if effects:
+            self._change()
         for effect in effects:
             self._note(effect)
         return effects
@@ -319,12 +324,22 @@ class Book:
 
     # Writing down
 
+    def _change(self) -> None:
+        if not self.changed:
+            self.changed = True
+            self.on_change()
+
     def _tick(self, now: float) -> None:
-        self.changed = True
+        self._change()
+        self._pass(now)
+
+    def _pass(self, now: float) -> None:
+        """Let time pass, which most of the time changes nothing that would have to be compared."""
         self._now = now
         for reference in self.references.values():
             due = reference.expires_at is not None and reference.expires_at <= now
             if reference.standing is Standing.LIVE and due:
+                self._change()
                 touches = reference.attached and reference.kind is not ReferenceKind.HOLD
                 reference.standing = Standing.RESIDUE if touches else Standing.GONE
 

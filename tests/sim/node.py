@@ -157,11 +157,6 @@ class Start:
         log = self.bridge.containment.watchers._logs.get(client_id)
         return None if log is None else [event for _, event in log.events]
 
-    def look(self) -> None:
-        """Look at everything after a step."""
-        for share in self.shares.values():
-            share.look()
-
     # Ends
 
     def crash(self) -> None:

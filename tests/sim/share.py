@@ -34,6 +34,7 @@ class Share:
         self._failed: list[tuple[Slot, Reason]] = []
         self.book = Book(tenancy._ledger, tenancy.arena, epoch=start.bridge.epoch)
         self.book.told = self._hear
+        self.book.on_change = lambda: start.world.note_change(self)
         self.book.problems = start.world.judge.problems
         tenancy._ledger = self.book  # type: ignore[assignment]
         memory = tenancy.arena.view(0, tenancy.arena.size_bytes)

@@ -26,8 +26,8 @@ from tests.sim.operators import Operators
 from tests.sim.share import Share
 
 TRACE_LINES_MAX = 2_000_000
-QUIET_SECONDS = 120.0
-"""How long a world is left alone until everything must have ended by itself."""
+_SPARE_SHARE, _SPARE_SECONDS = 1.1, 5.0
+"""Added to the times after which everything must have ended: clocks differ, and not all of it begins at once."""
 _SETTLE_SECONDS_MAX = 300.0
 _ROUGH_SHARE = 0.25
 _ROUGH_STRIKE_SHARE = 0.04
@@ -82,6 +82,7 @@ class World:
         """What was committed lately, by node and tenant."""
         self.lines: list[str] = []
         self._tracing = tracing
+        self._changed: list[Share] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._stopping: asyncio.Task[None] | None = None
         self._clients_made = 0
@@ -117,7 +118,7 @@ class World:
         await asyncio.wait({chaos, operators})
         await self._calm_down()
         await self._settle()
-        await asyncio.sleep(QUIET_SECONDS)
+        await asyncio.sleep(self._quiet_seconds())
         for start in self.starts.values():
             self.operators.look_at_the_end(start)
             for share in start.shares.values():
@@ -144,12 +145,25 @@ class World:
         else:
             self.trace(f"{start} is up")
 
+    def note_change(self, share: Share) -> None:
+        """Have a look at a share after this step."""
+        self._changed.append(share)
+
     def look(self) -> None:
-        """Look at everything after a step."""
-        for start in self.starts.values():
-            start.look()
+        """Look at everything that has changed after a step."""
+        if self._changed:
+            changed, self._changed = self._changed, []
+            for share in changed:
+                share.look()
         if self.judge.problems:
             raise ViolatedError(self.judge.problems[0])
+
+    def _quiet_seconds(self) -> float:
+        """Return how long to leave the world alone until everything must have ended by itself."""
+        config = self._config
+        references = max(config["lease_ttl_seconds"], config["reservation_ttl_seconds"])
+        ended: float = references + config["ttl_seconds"] + config["linger_seconds"]
+        return _SPARE_SHARE * ended + _SPARE_SECONDS
 
     # What happens
 
@@ -249,6 +263,7 @@ class World:
                     raise self.judge.broken(f"{start} has nothing more to do, and keeps {reference} to itself")
 
     def _look_at_the_end(self, start: Share) -> None:
+        start.book.changed = True  # Whatever came of time alone is compared, too.
         start.book.compare()
         usage = start.book.usage()
         left = usage.payloads, usage.reservations, usage.holds, usage.leases, usage.residues
