@@ -121,7 +121,12 @@ class TenantAnswers:
 
     def _begin(self, name: tuple[str, str], fingerprint: bytes, work: Callable[[], Awaitable[_Answer]]) -> _Entry:
         async def run() -> _Answer:
-            return await work()
+            try:
+                return await work()
+            except Exception:
+                # At once: whoever is told of it may try again before the end of the task is noted.
+                self._forget(name, task)
+                raise
 
         task = asyncio.get_running_loop().create_task(run())
         entry = self._entries[name] = _Entry(fingerprint=fingerprint, task=task)
