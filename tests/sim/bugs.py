@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
+from google.protobuf.message import Message
+
 from kvbridge.core.allocator import Allocator, Extent
 from kvbridge.core.descriptor import FallbackText, Verification
 from kvbridge.core.layout import PAGE_BYTES
@@ -27,13 +29,15 @@ from kvbridge.node.bridge import Bridge
 from kvbridge.node.byte_checks import NODE_CLIENT_ID, ByteChecks
 from kvbridge.node.catalog import CatalogKeeper
 from kvbridge.node.catalog_watch import WatchedFile
-from kvbridge.node.identity import Client
+from kvbridge.node.identity import Client, Sessions
 from kvbridge.node.quarantines import QuarantineKeeper
 from kvbridge.node.replicas import Replicas
 from kvbridge.node.upload import Upload
 from kvbridge.node.verification import ByteFinding, Verifier
 from kvbridge.node.visit import Visit
+from kvbridge.server import answers
 from kvbridge.server.answers import TenantAnswers
+from kvbridge.v1 import handoff_service_pb2 as pb
 
 _find = KeyIndex.find
 _free = Allocator.free
@@ -187,6 +191,29 @@ async def _once_for_all(self: TenantAnswers, client_id: str, *terms: Any, **name
     return await _once(self, "", *terms, **named)
 
 
+def _anew_if(kind: type[Message]) -> Any:
+    """Return a memory of answers that remembers none to messages of this kind."""
+
+    async def once(self: TenantAnswers, client_id: str, request_id: str, request: Any, work: Any, **named: Any) -> Any:
+        if isinstance(request, kind):
+            return await work()
+        return await _once(self, client_id, request_id, request, work, **named)
+
+    return once
+
+
+async def _once_while_heard(self: TenantAnswers, *terms: Any, stops_unheard: bool, **named: Any) -> Any:
+    del stops_unheard
+    return await _once(self, *terms, stops_unheard=True, **named)
+
+
+def _note_errors_as_well(self: TenantAnswers, name: tuple[str, str], done: asyncio.Task[Any]) -> None:
+    if done.cancelled() or done.exception() is not None:
+        self._running.discard(done)
+    else:
+        _note_end(self, name, done)
+
+
 def _look_once(self: WatchedFile) -> Any:
     return None if self._judged else _look(self)
 
@@ -197,6 +224,7 @@ def _lift_and_forgive(self: Quarantines, quarantine_id: str) -> bool:
     return _lift(self, quarantine_id)
 
 
+_note_end = TenantAnswers._note_end
 _lend, _once, _look, _lift = Bridge.lend, TenantAnswers.once, WatchedFile.look, Quarantines.lift
 
 
@@ -241,6 +269,13 @@ BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
         "nodes are lent the payloads of another tenant": [(Bridge, "lend", _lend_of_the_first)],
         "a repeated request is carried out anew": [(TenantAnswers, "once", _anew)],
         "answers are remembered without whose they are": [(TenantAnswers, "once", _once_for_all)],
+        "a repeated reserve lends two slots": [(TenantAnswers, "once", _anew_if(pb.ReserveRequest))],
+        "a repeated commit commits twice": [(TenantAnswers, "once", _anew_if(pb.CommitRequest))],
+        "a repeated release returns twice": [(TenantAnswers, "once", _anew_if(pb.ReleaseRequest))],
+        "what has an effect stops with its caller": [(TenantAnswers, "once", _once_while_heard)],
+        "errors are remembered": [(TenantAnswers, "_note_end", _note_errors_as_well)],
+        "the id of a request stands for any request": [(answers, "_fingerprint", lambda _: b"")],
+        "the reservation of a client that has ended stays": [(Sessions, "require_alive", _nothing)],
         "the kill switch is not obeyed": [(CatalogKeeper, "kill_switch_reason", _nothing)],
         "the kill switch is forgotten while a check goes on": [(Acquiring, "_switch_off", _nothing)],
         "the file of the catalog is read once": [(WatchedFile, "look", _look_once)],

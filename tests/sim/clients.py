@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from kvbridge.core.descriptor import PayloadDescriptor, PayloadReference, PayloadSpec, Verification
-from kvbridge.core.errors import BridgeError, InvalidFieldError
+from kvbridge.core.errors import BridgeError
 from kvbridge.core.gate import AcquireTerms
 from kvbridge.core.handoff_reference import HandoffReference
 from kvbridge.core.journal import HandoffUse, Outcome
@@ -29,16 +27,19 @@ from kvbridge.node.reports import Report
 from kvbridge.node.streams import canonical_chunks
 from kvbridge.node.upload import Upload
 from kvbridge.v1 import handoff_service_pb2 as pb
-from kvbridge.wire import Seal
+from kvbridge.v1 import types_pb2
+from kvbridge.wire import Seal, encode_reference
 from tests.sim import content
 from tests.sim.book import Call
 from tests.sim.failpoints import Failpoint
 from tests.sim.node import EXPECTED, CallCancelledError, NodeDownError
+from tests.sim.requests import Request, Requests
 
 if TYPE_CHECKING:
     from tests.sim.share import Share
     from tests.sim.world import World
 
+T = TypeVar("T")
 KEYS = 4
 """Keys that every producer of a node publishes under; so generations supersede one another."""
 TALK = "talk"
@@ -48,7 +49,6 @@ _DIES_WAITING_SHARE = 0.06
 """How often a client dies soon after it has asked for something."""
 _PUBLISHED_MAX = 6
 _PIECE_CAPACITY = 20
-_IMPATIENT_SHARE, _STUBBORN_SHARE, _FORGETFUL_SHARE = 0.08, 0.6, 0.68
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class SimulatedClient:
         self._habits = random.Random(f"{world.seed} habits {number}")
         self._tenant = self._habits.choice(world.tenants)
         self._identity = Client(client_id=f"client-{number:012d}", tenant=self._tenant, attached=False)
-        self._requests = itertools.count()
+        self._requests = Requests(f"{world.seed} requests {number}", world.judge)
         self._gave_up = False
         self._handoffs: list[str] = []
         self._task = world.begin(self._live())
@@ -256,7 +256,8 @@ class SimulatedClient:
             grant = start.bridge.reserve(self._identity, spec)
             return grant, self._bytes(start, grant.reference, spec, manner)
 
-        grant, canonical = await start.serve("reserve", reserve)
+        message = pb.ReserveRequest(request_id=self._requests.next_id(), spec=types_pb2.PayloadSpec(key=spec.key))
+        grant, canonical = await self._ask(start, Request(message=message, work=reserve))
         await self._reach(Failpoint.RESERVE_ANSWERED)
         await self._write(start, grant, spec, self._written(canonical, manner))
         end = self.chance.random()
@@ -266,13 +267,21 @@ class SimulatedClient:
             await self._abort(start, grant)
             return
 
-        async def commit(_: Call) -> Committed | Rejected:
-            await start.reach(Failpoint.COMMIT_ARRIVED)
-            outcome = await start.bridge.commit(self._identity, grant.token, self._seal(canonical, manner))
-            await start.reach(Failpoint.COMMIT_ANSWERED)
-            return outcome
+        seal = self._seal(canonical, manner)
 
-        self._committed(start, await start.serve("commit", commit, outlives=True))
+        async def commit(_: Call) -> Committed | Rejected:
+            return await start.bridge.commit(self._identity, grant.token, seal)
+
+        request = Request(
+            message=pb.CommitRequest(request_id=self._requests.next_id(), reservation_token=grant.token),
+            work=commit,
+            arrived=Failpoint.COMMIT_ARRIVED,
+            answered=Failpoint.COMMIT_ANSWERED,
+        )
+        self._committed(start, await self._ask(start, request))
+
+    async def _ask(self, start: Share, request: Request[T]) -> T:
+        return await self._requests.ask(start, self._identity, request)
 
     async def _write(self, start: Share, grant: Grant, spec: PayloadSpec, written: NDArray[np.uint8]) -> None:
         assert spec.tokens is not None, spec
@@ -286,23 +295,30 @@ class SimulatedClient:
             at += run.nbytes
 
     async def _abort(self, start: Share, grant: Grant) -> None:
-        async def abort(_: Call) -> None:
+        async def abort(_: Call) -> pb.AbortResponse:
             start.bridge.abort(self._identity, grant.token)
+            return pb.AbortResponse()
 
-        await start.serve("abort", abort)
+        message = pb.AbortRequest(request_id=self._requests.next_id(), reservation_token=grant.token)
+        await self._ask(start, Request(message=message, work=abort))
 
     async def _upload(self, start: Share, spec: PayloadSpec, manner: Manner) -> None:
         pause = self.chance.choice((0.0, 0.01, 0.3))
 
         async def upload(call: Call) -> Committed | Rejected:
             try:
-                outcome = await self._receive(start, spec, manner, pause)
+                return await self._receive(start, spec, manner, pause)
             finally:
                 self.world.judge.all_told(start, call, set())
-            await start.reach(Failpoint.COMMIT_ANSWERED)
-            return outcome
 
-        self._committed(start, await start.serve("upload", upload))
+        spec_said = types_pb2.PayloadSpec(key=spec.key)
+        request = Request(
+            message=pb.UploadHeader(request_id=self._requests.next_id(), spec=spec_said),
+            work=upload,
+            answered=Failpoint.COMMIT_ANSWERED,
+            stops_with_caller=True,
+        )
+        self._committed(start, await self._ask(start, request))
 
     async def _receive(self, start: Share, spec: PayloadSpec, manner: Manner, pause: float) -> Committed | Rejected:
         """Do what a server does with an upload."""
@@ -338,11 +354,7 @@ class SimulatedClient:
         verification = self.chance.choice((Verification.NONE, Verification.DIGEST, Verification.FULL))
         deadline_seconds = self.chance.choice((None, 0.004, 0.05, 0.3, 1.0, 3.0, 10.0))
 
-        request_id = f"request-{next(self._requests)}"  # As others call theirs, too.
-        # Stands for the message: what a server compares to find out whether a request is the same.
-        message = pb.RenewRequest(tokens=[request_id, repr(parts), str(verification)])
-
-        async def work(call: Call) -> HandoffAnswer:
+        async def acquire(call: Call) -> HandoffAnswer:
             asked = Acquisition(
                 client=self._identity,
                 parts=parts,
@@ -350,55 +362,22 @@ class SimulatedClient:
                 deadline_seconds=deadline_seconds,
                 arrived_at=time.perf_counter(),
             )
-            answer = await self._answered(start, call, asked)
-            self.world.judge.carried_out(start, self._identity.client_id, request_id)
-            return answer
+            return await self._answered(start, call, asked)
 
-        async def acquire(call: Call) -> HandoffAnswer:
-            await start.reach(Failpoint.ACQUIRE_ARRIVED)
-            answer = await self._once(start, request_id, message, partial(work, call))
-            await start.reach(Failpoint.ACQUIRE_ANSWERED)
-            return answer
-
+        request = Request(
+            message=pb.AcquireRequest(
+                request_id=self._requests.next_id(), payloads=[encode_reference(terms.reference) for terms in parts]
+            ),
+            work=acquire,
+            arrived=Failpoint.ACQUIRE_ARRIVED,
+            answered=Failpoint.ACQUIRE_ANSWERED,
+            stops_unheard=True,
+        )
         if self.chance.random() < _DIES_WAITING_SHARE * (1 + 3 * self.world.rough):
             self.world.loop.call_later(self.chance.choice((0.01, 0.1, 0.4)), self.crash)
-        self._take(start, parts, await self._asked(start, acquire))
+        self._take(start, parts, await self._ask(start, request))
         if self.chance.random() < 0.7:
             await self._use(start)
-
-    async def _once(
-        self, start: Share, request_id: str, message: Message, work: Callable[[], Awaitable[HandoffAnswer]]
-    ) -> HandoffAnswer:
-        """Do what a server does with a request that may have come before."""
-        try:
-            return await start.answers.once(self._identity, request_id, message, work, stops_unheard=True)
-        except InvalidFieldError as error:
-            if error.field == "request_id":
-                raise self.world.judge.broken(f"{start} takes {request_id} of {self} for another request") from error
-            raise
-
-    async def _asked(
-        self, start: Share, acquire: Callable[[Call], Coroutine[Any, Any, HandoffAnswer]]
-    ) -> HandoffAnswer:
-        """Ask once, or twice at the same time, or again when the answer was lost or although it was not."""
-        habit = self._habits.random()
-        if habit < _IMPATIENT_SHARE:
-            both = await asyncio.gather(*(start.serve("acquire", acquire) for _ in range(2)), return_exceptions=True)
-            answers = [answer for answer in both if isinstance(answer, HandoffAnswer)]
-            for error in both:
-                if isinstance(error, BaseException) and not answers:
-                    raise error
-        else:
-            try:
-                answers = [await start.serve("acquire", acquire)]
-            except CallCancelledError:
-                if habit < _STUBBORN_SHARE:
-                    return await start.serve("acquire", acquire)
-                raise
-        if _STUBBORN_SHARE < habit < _FORGETFUL_SHARE:
-            answers.append(await start.serve("acquire", acquire))
-        self.world.judge.repeated(start, answers)
-        return answers[0]
 
     def _take(self, start: Share, parts: tuple[AcquireTerms, ...], answer: HandoffAnswer) -> None:
         self._handoffs.append(answer.handoff_id)
@@ -490,22 +469,27 @@ class SimulatedClient:
     async def _release(self, start: Share) -> None:
         await self._reach(Failpoint.RELEASE_ASKED)
         tokens = self._some(3)
+        if not tokens:
+            return
         for token in tokens:
             self._held[token].lapsed = True  # From here on the client touches nothing of it.
 
-        async def release(_: Call) -> set[str]:
-            return start.bridge.release(self._identity, tokens)
-
         try:
-            await start.serve("release", release)
+            await self._give_back(start, tokens)
         except BridgeError:
             # One of them was returned before, by a call of which the answer was lost; the others once more.
-            tokens = tokens[:1]
             del self._held[tokens[0]]
-            await start.serve("release", release)
+            await self._give_back(start, tokens[:1])
         else:
             for token in tokens:
                 del self._held[token]
+
+    async def _give_back(self, start: Share, tokens: list[str]) -> None:
+        async def release(_: Call) -> set[str]:
+            return start.bridge.release(self._identity, tokens)
+
+        message = pb.ReleaseRequest(request_id=self._requests.next_id(), tokens=tokens)
+        await self._ask(start, Request(message=message, work=release))
 
     async def _report(self, start: Share) -> None:
         if self._handoffs:

@@ -26,6 +26,10 @@ class Action(StrEnum):
 class Failpoint(StrEnum):
     """Every place."""
 
+    CALL_ARRIVED = "call.arrived"
+    """A node has received a reserve, an upload, an abort or a release."""
+    CALL_ANSWERED = "call.answered"
+    """The answer to a reserve, an abort or a release is under way."""
     ACQUIRE_ARRIVED = "acquire.arrived"
     """A node has received an acquire."""
     ACQUIRE_ANSWERED = "acquire.answered"

@@ -111,15 +111,19 @@ class Judge:
                 self._count("LEASED")
 
     def carried_out(self, start: Share, client_id: str, request_id: str) -> None:
-        """Look at a request that was answered: whoever repeats it must be given this very answer."""
+        """Look at a request that has had an effect: whoever repeats it must be given its first answer."""
         start.answered[client_id, request_id] += 1
         if start.answered[client_id, request_id] > 1:
             raise self.broken(f"{start} carried out {request_id} of {client_id} twice")
 
-    def repeated(self, start: Share, answers: Sequence[HandoffAnswer]) -> None:
+    def changed_nothing(self, start: Share, client_id: str, request_id: str) -> None:
+        """Note that a request failed instead, and may be tried again."""
+        start.answered[client_id, request_id] -= 1
+
+    def repeated(self, start: Share, name: str, answers: Sequence[object]) -> None:
         """Look at what the same request of the same client was answered."""
         if any(answer is not answers[0] for answer in answers):
-            raise self.broken(f"{start} answered one request in several ways: {answers}")
+            raise self.broken(f"{start} answered one {name} in several ways: {answers}")
 
     def taken(self, start: Share, client_id: str, answer: HandoffAnswer) -> None:
         """Look whose leases a client is given."""

@@ -70,7 +70,7 @@ class Start:
         self.port = AttachmentPort(self.bridge)
         self.answers = Answers(config.answers_remembered_max, config.answer_bytes_remembered_max)
         self.answered: Counter[tuple[str, str]] = Counter()
-        """How often each request of each client was carried out to its end."""
+        """How often each request of each client has had an effect."""
         self.shares = {tenant: Share(self, tenancy) for tenant, tenancy in self.bridge._tenancies.items()}
         self._observe()
 
@@ -96,8 +96,8 @@ class Start:
         context.run(CALL.set, call)
         return self.world.loop.create_task(work, context=context)
 
-    async def serve(self, name: str, work: Callable[[Call], Coroutine[Any, Any, T]], *, outlives: bool = False) -> T:
-        """Answer a call; if its caller gives up it is cancelled, unless it `outlives` that.
+    async def serve(self, name: str, work: Callable[[Call], Coroutine[Any, Any, T]]) -> T:
+        """Answer a call, which is cancelled if its caller gives up.
 
         Raises:
             NodeDownError: the node went away.
@@ -112,8 +112,7 @@ class Start:
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            if not outlives:
-                _ = self.world.begin(self._hear_of_end(task))
+            _ = self.world.begin(self._hear_of_end(task))
             raise
         finally:
             task.add_done_callback(lambda _: self.calls.pop(call))

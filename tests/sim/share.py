@@ -44,9 +44,9 @@ class Share:
         """Look at what all tenants have in common."""
         return getattr(self.start, name)
 
-    async def serve(self, name: str, work: Callable[[Call], Coroutine[Any, Any, T]], *, outlives: bool = False) -> T:
+    async def serve(self, name: str, work: Callable[[Call], Coroutine[Any, Any, T]]) -> T:
         """Answer a call; errors as for `Start.serve`."""
-        return await self.start.serve(name, work, outlives=outlives)
+        return await self.start.serve(name, work)
 
     def __repr__(self) -> str:
         """Show which start of which node it is, and whose share."""
