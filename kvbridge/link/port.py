@@ -106,12 +106,14 @@ class Sink(Protocol):
     def room(self) -> Sequence[memoryview]:
         """Return memory for some of the next bytes, in order, good until the next await; none at the end.
 
+        It may be filled bit by bit.
+
         Raises:
             BridgeError: the memory is not there any more.
         """
 
     def advance(self, nbytes: int) -> None:
-        """Note that so many bytes were written into what `room` returned."""
+        """Note that so many more bytes were written into what `room` returned."""
 
 
 @runtime_checkable

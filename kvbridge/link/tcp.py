@@ -5,8 +5,9 @@
    second kind says in how few bits the values are wanted; it is only sent to owners that have said that they can.
 2. Nothing waits for one side to keep something for the other: the kernel's socket buffers are the window, and whoever
    gives up closes its socket, which the other one notices.
-3. Memory may change hands whenever the event loop turns. So every look at memory (`room`, `views`) and the one system
-   call that touches it happen between two awaits; waiting is for the socket alone, never for memory.
+3. Memory may change hands whenever the event loop turns. So bytes move in *turns* without an await: one look at who has
+   the memory (`look`, `room`), and then the system calls that touch it; waiting is for the socket alone, never for
+   memory.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import Enum, auto
+from ipaddress import ip_address
+from typing import Any, Protocol
 
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.transfer_encoding import EXACT_FORM, TransferEncoding, TransferForm, form_of
+from kvbridge.link.pieces import split
 from kvbridge.link.port import Capabilities, Sink, TransferFailedError, is_ready, until_ready
 from kvbridge.link.waiting import HasDescriptor, readable, writable
 
@@ -40,10 +43,11 @@ _FORM = struct.Struct("<8sI")
 """The encoding's name and the layers that keep all bits; it follows the texts of a request that asks for fewer."""
 _LENGTH = struct.Struct("<Q")
 _TURN_BYTES = 4 << 20
-"""After so many bytes without a pause other work gets its turn."""
+"""After so many bytes a turn ends, and other work gets its own."""
 _AT_ONCE_BYTES = 512 << 10
 """Fewer bytes than these are not worth waking up for, but are taken all the same after a while."""
 _AT_ONCE_SECONDS = 0.05
+_IPV6 = 6
 _PARTS_REQUIRED = 2
 """How many of the texts of a request may not be empty."""
 
@@ -88,8 +92,11 @@ class BulkRequest:
 class Source(Protocol):
     """What is sent, piece by piece."""
 
+    def look(self) -> None:
+        """Look whether the bytes may still be sent; raises if the lease is gone. Holds until the next await."""
+
     def views(self) -> Sequence[memoryview]:
-        """Return the next bytes, good until the next await; none at the end; raises if the lease is gone."""
+        """Return the next bytes, good until the next await; none at the end."""
 
     def advance(self, nbytes: int) -> None:
         """Go on behind so many of them."""
@@ -100,7 +107,7 @@ async def connect(host: str, port: int, *, seconds_max: float) -> socket.socket 
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(seconds_max):
-            for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            for family, kind, protocol, _, address in await _addresses(host, port):
                 connection = socket.socket(family, kind, protocol)
                 connection.setblocking(False)  # noqa: FBT003 - it takes no name
                 try:
@@ -117,6 +124,15 @@ async def connect(host: str, port: int, *, seconds_max: float) -> socket.socket 
     return None
 
 
+async def _addresses(host: str, port: int) -> Sequence[tuple[Any, ...]]:
+    """Return what `getaddrinfo` says, without asking it, and its thread, for what is an address already."""
+    try:
+        family = socket.AF_INET6 if ip_address(host).version == _IPV6 else socket.AF_INET
+    except ValueError:
+        return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, socket.SOCK_STREAM, 0, "", (host, port))]
+
+
 async def receive(connection: Connection, request: BulkRequest, sink: Sink) -> None:
     """Bring a leased payload over into `sink`.
 
@@ -129,7 +145,7 @@ async def receive(connection: Connection, request: BulkRequest, sink: Sink) -> N
         [length] = _LENGTH.unpack(await _read(connection, _LENGTH.size))
         if length != sink.remaining_bytes:
             raise TransferFailedError(f"the owner sends {length} bytes where {sink.remaining_bytes} are missing")
-        await _move(lambda: _receive_once(connection, sink), lambda: _receivable(connection, sink))
+        await _move(lambda: _receive_a_turn(connection, sink), lambda: _receivable(connection, sink))
     except OSError as error:
         raise TransferFailedError(f"the stream of bytes broke off: {error.strerror or error}") from error
 
@@ -203,26 +219,24 @@ async def send_in_turn(
 
 
 async def _send_all(connection: Connection, source: Source, *, look_seconds: float) -> None:
-    async def wait() -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(look_seconds):
-                await writable(connection)
-
-    await _move(lambda: _send_once(connection, source), wait)
+    await _move(lambda: _send_a_turn(connection, source), lambda: writable(connection, seconds_max=look_seconds))
 
 
-async def _move(step: Callable[[], int | None], wait: Callable[[], Awaitable[None]]) -> None:
-    """Repeat a step until it says 0, the end; None says that it has to wait."""
-    in_a_row = 0
-    while (moved := step()) != 0:
-        if moved is None:
-            await wait()
-            in_a_row = 0
-            continue
-        in_a_row += moved
-        if in_a_row >= _TURN_BYTES:
-            await asyncio.sleep(0)
-            in_a_row = 0
+class _Then(Enum):
+    """What comes after a turn."""
+
+    ANOTHER = auto()
+    """Another one, once other work has had its own."""
+    WAIT = auto()
+    """Another one, once the socket or the sink is ready."""
+    NOTHING = auto()
+    """Nothing: all bytes have moved."""
+
+
+async def _move(turn: Callable[[], _Then], wait: Callable[[], Awaitable[object]]) -> None:
+    """Take turns until all bytes have moved."""
+    while (then := turn()) is not _Then.NOTHING:
+        await (wait() if then is _Then.WAIT else asyncio.sleep(0))
 
 
 async def _much_readable(connection: Connection, missing_bytes: int) -> None:
@@ -232,37 +246,43 @@ async def _much_readable(connection: Connection, missing_bytes: int) -> None:
     """
     if isinstance(connection, socket.socket):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(missing_bytes, _AT_ONCE_BYTES))
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_AT_ONCE_SECONDS):
-            await readable(connection)
+    await readable(connection, seconds_max=_AT_ONCE_SECONDS)
 
 
-def _receive_once(connection: Connection, sink: Sink) -> int | None:
-    if not is_ready(sink):
-        return None
-    room = sink.room()
-    if not room:
-        return 0
-    try:
-        nbytes = connection.recvmsg_into(room[:VIEWS_MAX])[0]
-    except BlockingIOError:
-        return None
-    if not nbytes:
-        raise TransferFailedError(f"the stream ended {sink.remaining_bytes} bytes before the end of the payload")
-    sink.advance(nbytes)
-    return nbytes
+def _receive_a_turn(connection: Connection, sink: Sink) -> _Then:
+    moved, room = 0, list[memoryview]()
+    while moved < _TURN_BYTES:
+        if not is_ready(sink):
+            return _Then.WAIT
+        room = room or list(sink.room())
+        if not room:
+            return _Then.NOTHING
+        try:
+            nbytes = connection.recvmsg_into(room[:VIEWS_MAX])[0]
+        except BlockingIOError:
+            return _Then.WAIT
+        if not nbytes:
+            raise TransferFailedError(f"the stream ended {sink.remaining_bytes} bytes before the end of the payload")
+        sink.advance(nbytes)
+        _, room = split(room, nbytes)
+        moved += nbytes
+    return _Then.ANOTHER
 
 
-def _send_once(connection: Connection, source: Source) -> int | None:
-    views = source.views()
-    if not views:
-        return 0
-    try:
-        nbytes = connection.sendmsg(views[:VIEWS_MAX])
-    except BlockingIOError:
-        return None
-    source.advance(nbytes)
-    return nbytes
+def _send_a_turn(connection: Connection, source: Source) -> _Then:
+    source.look()
+    moved = 0
+    while moved < _TURN_BYTES:
+        views = source.views()
+        if not views:
+            return _Then.NOTHING
+        try:
+            nbytes = connection.sendmsg(views[:VIEWS_MAX])
+        except BlockingIOError:
+            return _Then.WAIT
+        source.advance(nbytes)
+        moved += nbytes
+    return _Then.ANOTHER
 
 
 async def _read(connection: Connection, nbytes: int) -> bytes:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypedDict, Unpack
 
+from kvbridge.link.pieces import split
 from kvbridge.link.port import Sink
 from kvbridge.node.decoding import FrameReader
 
@@ -77,15 +78,12 @@ class Arrival:
         return self._room
 
     def advance(self, nbytes: int) -> None:
-        """Note that so many bytes were written to where `room` said."""
+        """Note that so many more bytes were written to where `room` said."""
         self._target.advance(nbytes)
         self._came(nbytes)
-        for view in self._room:
-            piece = view[:nbytes]
+        arrived, self._room = split(self._room, nbytes)
+        for piece in arrived:
             self._also(piece)
-            nbytes -= piece.nbytes
-            if not nbytes:
-                return
 
     def _came(self, nbytes: int) -> None:
         self.nbytes += nbytes

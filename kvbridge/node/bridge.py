@@ -323,10 +323,10 @@ class Bridge:
             SessionEndedError: the client is gone.
             LimitExceededError: the client or the node has too many references.
         """
-        asked = replace(asked, parts=tuple(self._by_own_name(terms) for terms in asked.parts))
-        check_plan(asked.parts)
+        parts = tuple(self._by_own_name(terms) for terms in asked.parts)
+        check_plan(parts)
         self.sessions.require_alive(asked.client)
-        parts = await self.cluster.located(asked.parts, asked.client.tenant, seconds_left=asked.seconds_left)
+        parts = await self.cluster.located(parts, asked.client.tenant, seconds_left=asked.seconds_left)
         asked = replace(asked, parts=parts)
         answer = await self._acquiring.acquire(asked, self._tenancy(asked.client), is_draining=lambda: self.draining)
         self._require_still_alive(asked.client)
@@ -494,7 +494,8 @@ class Bridge:
 
     def _by_own_name(self, terms: AcquireTerms) -> AcquireTerms:
         """Return the terms with this node's own name for a payload that is asked for by its name on every node."""
-        return replace(terms, reference=self._own_name(terms.reference))
+        named = self._own_name(terms.reference)
+        return terms if named is terms.reference else replace(terms, reference=named)
 
     def _own_name(self, reference: PayloadReference) -> PayloadReference:
         if not is_handoff_reference(reference.key):

@@ -16,6 +16,7 @@ from kvbridge.core.errors import BridgeError
 from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Payload
 from kvbridge.link import tcp
+from kvbridge.link.pieces import split
 from kvbridge.link.secured import SecuredConnection, secured
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.encoding import EncodedStream, Look
@@ -163,9 +164,12 @@ class FrameSource:
         self._look = look
         self._traffic = traffic
 
-    def views(self) -> Sequence[memoryview]:
-        """Look at the lease and return the rest; errors as for `LeasedSource.views`."""
+    def look(self) -> None:
+        """Look at the lease; errors as for `LeasedSource.look`."""
         self._look()
+
+    def views(self) -> Sequence[memoryview]:
+        """Return the rest."""
         return [self._rest] if self._rest.nbytes else []
 
     def advance(self, nbytes: int) -> None:
@@ -196,14 +200,17 @@ class LeasedSource:
         self._chunks = canonical_chunks(slot, layout, descriptor.valid_length, chunk_bytes=bridge.config.chunk_bytes)
         self._pieces: list[memoryview] = []
 
-    def views(self) -> Sequence[memoryview]:
-        """Look at the lease and return the next bytes; none at the end.
+    def look(self) -> None:
+        """Look at the lease.
 
         Raises:
-            UnknownReferenceError: the lease is not live any more.
+            UnknownReferenceError: it is not live any more.
             UnauthenticatedError: what proved who asks does not any more.
         """
         self._bridge.payload_of_lease(self._admit(), self._token)
+
+    def views(self) -> Sequence[memoryview]:
+        """Return the next bytes; none at the end."""
         if not self._pieces:
             with suppress(StopIteration):
                 self._pieces = next(self._chunks)
@@ -213,10 +220,4 @@ class LeasedSource:
         """Go on behind so many bytes."""
         self.remaining_bytes -= nbytes
         self._bridge.traffic.note_departure(nbytes, to_a_node=self._client.is_node)
-        whole = 0
-        while whole < len(self._pieces) and self._pieces[whole].nbytes <= nbytes:
-            nbytes -= self._pieces[whole].nbytes
-            whole += 1
-        self._pieces = self._pieces[whole:]
-        if nbytes:
-            self._pieces[0] = self._pieces[0][nbytes:]
+        _, self._pieces = split(self._pieces, nbytes)

@@ -40,11 +40,11 @@ def decode_acquisition(
     """
     require(bool(request.payloads), "payloads")
     require(request.HasField("model"), "model")
-    terms = _decode_terms(request)
-    references = [decode_reference(reference) for reference in request.payloads]
+    first, *others = [decode_reference(reference) for reference in request.payloads]
+    terms = _decode_terms(request, first)
     return Acquisition(
         client=client,
-        parts=tuple(_part(terms, reference) for reference in references),
+        parts=(terms, *(replace(terms, reference=reference) for reference in others)),
         verification=decode_verification(request.verification, Verification.NONE),
         deadline_seconds=deadline_seconds,
         arrived_at=arrived_at,
@@ -61,13 +61,9 @@ def encode_layout(layout: AttentionLayout) -> pb.AttentionLayout:
     )
 
 
-def _part(terms: AcquireTerms, reference: PayloadReference) -> AcquireTerms:
-    return replace(terms, reference=reference)
-
-
-def _decode_terms(request: pb.AcquireRequest) -> AcquireTerms:
+def _decode_terms(request: pb.AcquireRequest, reference: PayloadReference) -> AcquireTerms:
     return AcquireTerms(
-        reference=decode_reference(request.payloads[0]),
+        reference=reference,
         model=decode_model_tag(request.model),
         geometry=decode_geometry(request.geometry) if request.HasField("geometry") else None,
         tokens=_decode_expected_tokens(request.tokens),
@@ -78,7 +74,7 @@ def _decode_terms(request: pb.AcquireRequest) -> AcquireTerms:
         aligner=decode_aligner_tag(request.aligner) if request.HasField("aligner") else None,
         edge=_label("edge", request.edge),
         depth=_at_most("depth", request.depth, DEPTH_MAX),
-        affinity=_label("affinity", request.affinity) or request.payloads[0].key,
+        affinity=_label("affinity", request.affinity) or reference.key,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import cast
 
 from kvbridge.core.errors import InvalidFieldError
@@ -12,6 +13,8 @@ from kvbridge.core.tags import AlignerTag, ModelTag
 from kvbridge.v1 import types_pb2 as pb
 from kvbridge.wire.enums import EnumCodec
 
+_MODEL_TAGS_MAX = 1024
+"""Most tags of models that are kept: nearly every call names one of few, and to check its fields takes longer."""
 _REASONS = EnumCodec(Reason, dict(pb.Reason.items()), "REASON_")
 
 
@@ -32,12 +35,15 @@ def decode_model_tag(message: pb.ModelTag) -> ModelTag:
     Raises:
         InvalidFieldError: a field is empty, too long or unprintable.
     """
+    return _model_tag(
+        message.name, message.revision, message.adapter, message.weight_dtype, message.tokenizer_digest
+    )
+
+
+@lru_cache(maxsize=_MODEL_TAGS_MAX)
+def _model_tag(name: str, revision: str, adapter: str, weight_dtype: str, tokenizer_digest: str) -> ModelTag:
     return ModelTag(
-        name=message.name,
-        revision=message.revision,
-        adapter=message.adapter,
-        weight_dtype=message.weight_dtype,
-        tokenizer_digest=message.tokenizer_digest,
+        name=name, revision=revision, adapter=adapter, weight_dtype=weight_dtype, tokenizer_digest=tokenizer_digest
     )
 
 

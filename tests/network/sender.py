@@ -62,6 +62,9 @@ class Pieces:
         """Begin at the first byte."""
         self._left = content(count)
 
+    def look(self) -> None:
+        """Say that they may be sent."""
+
     def views(self) -> Sequence[memoryview]:
         """Return the next bytes; none at the end."""
         return [self._left[:CHUNK_BYTES]] if self._left.nbytes else []
