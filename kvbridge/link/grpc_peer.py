@@ -33,7 +33,7 @@ from kvbridge.link.port import (
     ReplicaNotice,
     Sink,
     TransferFailedError,
-    until_ready,
+    pace_of,
 )
 from kvbridge.link.secured import SecuredConnection, connect
 from kvbridge.link.security import UNSECURED, PeerSecurity, authorization
@@ -189,13 +189,13 @@ class GrpcPeer:
         # that broke off is not used again, because what is left of its stream would come before anything else.
         channel = self._idle.pop() if self._idle else self._new_channel()
         call = _download(channel)(request, timeout=seconds_max, metadata=metadata)
-        is_clean = False
+        is_clean, pace = False, pace_of(sink)
         try:
             async for message in call:
                 chunk = split_chunk(message, DOWNLOAD_CHUNK_TAG)
                 if not chunk:  # An empty one says nothing, and a stream of them would never end.
                     raise TransferFailedError(f"node {self._node_id!r} sent what is not a chunk")
-                await until_ready(sink)
+                await pace.ready()
                 sink.write(chunk)
             is_clean = True
         except aio.AioRpcError as error:

@@ -117,8 +117,8 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class PacedSink(Protocol):
-    """What a sink is, besides, that does more with bytes than put them to their places."""
+class Pace(Protocol):
+    """What a sink has, besides, that does more with bytes than put them to their places."""
 
     @property
     def is_ready(self) -> bool:
@@ -128,15 +128,21 @@ class PacedSink(Protocol):
         """Wait until it does."""
 
 
-def is_ready(sink: Sink) -> bool:
-    """Tell whether a sink takes more bytes at the moment."""
-    return not isinstance(sink, PacedSink) or sink.is_ready
+class _AnyPace:
+    """The pace of a sink that takes bytes as they come."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell that it does."""
+        return True
+
+    async def ready(self) -> None:
+        """Wait for nothing."""
 
 
-async def until_ready(sink: Sink) -> None:
-    """Wait until a sink takes more bytes."""
-    if isinstance(sink, PacedSink):
-        await sink.ready()
+def pace_of(sink: Sink) -> Pace:
+    """Return the pace of a sink; to be asked for once, for to tell what a sink has takes a while."""
+    return sink if isinstance(sink, Pace) else _AnyPace()
 
 
 class Peer(Protocol):

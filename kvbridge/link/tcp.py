@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.transfer_encoding import EXACT_FORM, TransferEncoding, TransferForm, form_of
 from kvbridge.link.pieces import split
-from kvbridge.link.port import Capabilities, Sink, TransferFailedError, is_ready, until_ready
+from kvbridge.link.port import Capabilities, Pace, Sink, TransferFailedError, pace_of
 from kvbridge.link.waiting import HasDescriptor, readable, writable
 
 CAPABILITIES = Capabilities(name="tcp", one_sided=False, abortable=True, device_memory=False, zero_copy=True)
@@ -145,7 +145,8 @@ async def receive(connection: Connection, request: BulkRequest, sink: Sink) -> N
         [length] = _LENGTH.unpack(await _read(connection, _LENGTH.size))
         if length != sink.remaining_bytes:
             raise TransferFailedError(f"the owner sends {length} bytes where {sink.remaining_bytes} are missing")
-        await _move(lambda: _receive_a_turn(connection, sink), lambda: _receivable(connection, sink))
+        pace = pace_of(sink)
+        await _move(lambda: _receive_a_turn(connection, sink, pace), lambda: _receivable(connection, sink, pace))
     except OSError as error:
         raise TransferFailedError(f"the stream of bytes broke off: {error.strerror or error}") from error
 
@@ -159,11 +160,11 @@ def _packed(request: BulkRequest) -> bytes:
     return _HEAD.pack(MAGIC_ENCODED, *map(len, parts)) + b"".join(parts) + packed
 
 
-async def _receivable(connection: Connection, sink: Sink) -> None:
-    if is_ready(sink):
+async def _receivable(connection: Connection, sink: Sink, pace: Pace) -> None:
+    if pace.is_ready:
         await _much_readable(connection, sink.remaining_bytes)
     else:
-        await until_ready(sink)
+        await pace.ready()
 
 
 async def read_request(connection: Connection) -> BulkRequest:
@@ -249,10 +250,10 @@ async def _much_readable(connection: Connection, missing_bytes: int) -> None:
     await readable(connection, seconds_max=_AT_ONCE_SECONDS)
 
 
-def _receive_a_turn(connection: Connection, sink: Sink) -> _Then:
+def _receive_a_turn(connection: Connection, sink: Sink, pace: Pace) -> _Then:
     moved, room = 0, list[memoryview]()
     while moved < _TURN_BYTES:
-        if not is_ready(sink):
+        if not pace.is_ready:
             return _Then.WAIT
         room = room or list(sink.room())
         if not room:

@@ -93,7 +93,7 @@ class Arrival:
 
 
 class ArrivingFrames(Arrival):
-    """The same for frames, which take a while; a `PacedSink`."""
+    """The same for frames, which take a while; a `Sink` with a `Pace`."""
 
     def __init__(self, reader: FrameReader, **terms: Unpack[ArrivalTerms]) -> None:
         """Count from now on; the terms are those of every arrival."""

@@ -22,7 +22,7 @@ FRAMES_WAITING_MAX = 2
 
 
 class FrameReader:
-    """Takes a stream of frames; a `PacedSink`."""
+    """Takes a stream of frames; a `Sink` with a `Pace`."""
 
     def __init__(self, upload: Upload, frames: tuple[LayerFrame, ...], sealed: tuple[bytes, ...], *, run: Run) -> None:
         """Write to `upload` what `frames` hold, which must be of layers whose owner sealed these digests."""

@@ -35,9 +35,7 @@ def decode_model_tag(message: pb.ModelTag) -> ModelTag:
     Raises:
         InvalidFieldError: a field is empty, too long or unprintable.
     """
-    return _model_tag(
-        message.name, message.revision, message.adapter, message.weight_dtype, message.tokenizer_digest
-    )
+    return _model_tag(message.name, message.revision, message.adapter, message.weight_dtype, message.tokenizer_digest)
 
 
 @lru_cache(maxsize=_MODEL_TAGS_MAX)
