@@ -1,18 +1,18 @@
 """Measures pulling a cache from another node: `python -m benchmarks.peers`.
 
-Two nodes on this machine, over the loopback. A memcpy and a plain TCP socket that carries as many bytes take turns with
-each pull, so that all three see the same machine.
+Two nodes on this machine, over the loopback or, with `--veth`, over a link between two network namespaces. A memcpy and
+a plain TCP socket that carries as many bytes the same way take turns with each pull, so that all see the same machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from statistics import median
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.baselines import memcpy
+from benchmarks.hosts import LOOPBACK, Hosts, veth
 from benchmarks.processes import running_bridge
 from benchmarks.timing import Work, interleave, timed
 from benchmarks.workload import FALLBACK_TEXT, GEOMETRY, LAYERS, MIB, MODEL, slot_bytes_of, tokens_of
@@ -41,13 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--sizes", type=_sizes, default=SIZES_MIB, metavar="MIB,...", help="sizes in MiB")
     parser.add_argument("--repetitions", type=int, default=REPETITIONS, metavar="N")
+    parser.add_argument("--veth", action="store_true", help="over a link of its own; takes root and iproute2")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rows = []
-    for size_mib in options.sizes:
-        for transport in TRANSPORTS:
-            rows.append(_measure(size_mib * MIB, options.repetitions, transport))
-            print(f"{size_mib} MiB by {transport} measured", file=sys.stderr, flush=True)
+    with ExitStack() as stack:
+        hosts = stack.enter_context(veth()) if options.veth else LOOPBACK
+        for size_mib in options.sizes:
+            rows += _measure(hosts, size_mib * MIB, options.repetitions)
+            print(f"{size_mib} MiB measured", file=sys.stderr, flush=True)
     print(json.dumps(rows) if options.json else _table(rows))
     return 0
 
@@ -56,31 +59,37 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def _measure(size_bytes: int, repetitions: int, transport: str) -> dict[str, Any]:
+def _measure(hosts: Hosts, size_bytes: int, repetitions: int) -> list[dict[str, Any]]:
     source, target = np.ones(size_bytes, np.uint8), np.zeros(size_bytes, np.uint8)
-    with two_nodes(size_bytes, transport) as (here, there), plain_socket(target) as socket_work:
-        works = {"pull": pull(here, there, size_bytes), "socket": socket_work}
+    with ExitStack() as stack:
+        works = {"socket": stack.enter_context(plain_socket(hosts, target))}
+        for transport in TRANSPORTS:
+            works[transport] = pull(*stack.enter_context(two_nodes(hosts, size_bytes, transport)), size_bytes)
         pairs = interleave(memcpy(source, target), works, repetitions=repetitions)
-    pulls, sockets = pairs["pull"], pairs["socket"]
-    return {
-        "bytes": size_bytes,
-        "transport": transport,
-        "pull_seconds": median(pulls.work_seconds),
-        "pull_bytes_per_second": size_bytes / median(pulls.work_seconds),
-        "pull_ratio_to_memcpy": pulls.ratio,
-        "pull_ratio_to_socket": median(sockets.work_seconds) / median(pulls.work_seconds),
-        "socket_bytes_per_second": size_bytes / median(sockets.work_seconds),
-        "memcpy_bytes_per_second": size_bytes / median(pulls.memcpy_seconds),
-    }
+    seconds = {name: median(taken.work_seconds) for name, taken in pairs.items()}
+    return [
+        {
+            "bytes": size_bytes,
+            "transport": transport,
+            "pull_seconds": seconds[transport],
+            "pull_bytes_per_second": size_bytes / seconds[transport],
+            "pull_ratio_to_memcpy": pairs[transport].ratio,
+            "pull_ratio_to_socket": seconds["socket"] / seconds[transport],
+            "pull_ratio_to_grpc": seconds["grpc"] / seconds[transport],
+            "socket_bytes_per_second": size_bytes / seconds["socket"],
+        }
+        for transport in TRANSPORTS
+    ]
 
 
 @contextmanager
-def two_nodes(size_bytes: int, transport: str) -> Iterator[tuple[Bridge, Bridge]]:
-    """Run an owner and a node that pulls from it by a transport, and connect to both."""
-    bulk = ("--bulk-listen", "127.0.0.1:0") if transport == "tcp" else ()
+def two_nodes(hosts: Hosts, size_bytes: int, transport: str) -> Iterator[tuple[Bridge, Bridge]]:
+    """Run an owner on the far host and a node on the near one that pulls from it, and connect to both."""
+    bulk = ("--bulk-listen", f"{hosts.far}:0") if transport == "tcp" else ()
     arena_bytes = _PAYLOADS_HELD * slot_bytes_of(size_bytes)
-    with running_bridge(arena_bytes, "--node-id", "owner", "--listen", "127.0.0.1:0", *bulk) as owner:
-        peers = ("--node-id", "puller", "--peers", f"owner={owner.tcp_target}")
+    listen = ("--node-id", "owner", "--listen", f"{hosts.far}:0", *bulk, *hosts.flags)
+    with running_bridge(arena_bytes, *listen, at=hosts.at_far) as owner:
+        peers = ("--node-id", "puller", "--peers", f"owner={hosts.far}:{owner.tcp_port}", *hosts.flags)
         with (
             running_bridge(arena_bytes, *peers) as puller,
             connect(owner.target) as there,
@@ -116,25 +125,15 @@ def pull(here: Bridge, there: Bridge, size_bytes: int) -> Work:
 
 
 @contextmanager
-def plain_socket(target: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Iterator[Work]:
-    """Run a process that sends as many bytes as `target` has over TCP; the work receives them into `target`."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+def plain_socket(hosts: Hosts, target: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Iterator[Work]:
+    """Run a process on the far host that sends as many bytes as `target` has; the work receives them there."""
+    with socket.create_server((hosts.near, 0)) as listener:
         port = listener.getsockname()[1]
-        sender = multiprocessing.get_context("spawn").Process(target=_send, args=(port, target.nbytes), daemon=True)
-        sender.start()
-        connection, _ = listener.accept()
-        try:
-            yield timed(lambda: _receive(connection, target.data))
-        finally:
-            connection.close()
-            sender.join()
-
-
-def _send(port: int, nbytes: int) -> None:
-    content = np.ones(nbytes, np.uint8).data
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        while connection.recv(1):
-            connection.sendall(content)
+        command = [*hosts.at_far, sys.executable, "-m", "benchmarks.raw_sender", hosts.near, str(port)]
+        with subprocess.Popen([*command, str(target.nbytes)]):
+            connection, _ = listener.accept()
+            with connection:
+                yield timed(lambda: _receive(connection, target.data))
 
 
 def _receive(connection: socket.socket, target: memoryview) -> None:
@@ -145,17 +144,16 @@ def _receive(connection: socket.socket, target: memoryview) -> None:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{'MiB':>6} {'by':>5} {'pull ms':>9} {'GB/s':>7} {'to memcpy':>10} {'to socket':>10} {'socket GB/s':>12}"]
-    lines += [_line(row) for row in rows]
-    return "\n".join(lines)
+    header = f"{'MiB':>6} {'by':>5} {'pull ms':>9} {'GB/s':>7} {'to memcpy':>10} {'to socket':>10} {'to gRPC':>8}"
+    return "\n".join([f"{header} {'socket GB/s':>12}", *map(_line, rows)])
 
 
 def _line(row: dict[str, Any]) -> str:
-    speeds = (row["pull_bytes_per_second"] / 1e9, row["pull_ratio_to_memcpy"], row["pull_ratio_to_socket"])
     return (
         f"{row['bytes'] / MIB:>6.0f} {row['transport']:>5} {row['pull_seconds'] * 1e3:>9.2f} "
-        "{:>7.2f} {:>10.3f} {:>10.3f} ".format(*speeds)
-        + f"{row['socket_bytes_per_second'] / 1e9:>12.2f}"
+        f"{row['pull_bytes_per_second'] / 1e9:>7.2f} {row['pull_ratio_to_memcpy']:>10.3f} "
+        f"{row['pull_ratio_to_socket']:>10.3f} {row['pull_ratio_to_grpc']:>8.2f} "
+        f"{row['socket_bytes_per_second'] / 1e9:>12.2f}"
     )
 
 

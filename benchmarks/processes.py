@@ -31,6 +31,7 @@ class RunningBridge:
         self, process: subprocess.Popen[bytes], socket: str, channel: grpc.Channel, *, tcp_port: int = 0
     ) -> None:
         """Speak to the bridge at `socket` over `channel`; other nodes reach it at `tcp_port`."""
+        self.tcp_port = tcp_port
         self.tcp_target = f"127.0.0.1:{tcp_port}"
         self.target = f"unix:{socket}"
         self.pid = process.pid
@@ -62,12 +63,15 @@ class RunningBridge:
 
 
 @contextmanager
-def running_bridge(arena_bytes: int, *flags: str) -> Iterator[RunningBridge]:
-    """Run a bridge with an arena of `arena_bytes`, a multiple of the page, and default settings but for `flags`."""
+def running_bridge(arena_bytes: int, *flags: str, at: tuple[str, ...] = ()) -> Iterator[RunningBridge]:
+    """Run a bridge with an arena of `arena_bytes`, a multiple of the page, and default settings but for `flags`.
+
+    `at` are words before the command, if it is to run elsewhere on this machine.
+    """
     with tempfile.TemporaryDirectory(prefix="kvb-bench-") as directory:
         socket = str(Path(directory, "bridge.sock"))
         log = Path(directory, "bridge.log")
-        command = [sys.executable, "-m", "kvbridge", "serve", "--socket", socket, "--listen", ""]
+        command = [*at, sys.executable, "-m", "kvbridge", "serve", "--socket", socket, "--listen", ""]
         command += ["--metrics-listen", ""]
         command += ["--unmeasured-tokens-min", "1"]  # A payload of 1 MiB is few tokens.
         command += ["--arena-bytes", str(arena_bytes), "--drain-seconds", "0.2", *flags]
