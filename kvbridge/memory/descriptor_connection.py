@@ -57,14 +57,20 @@ class DescriptorConnection:
         port: DescriptorPort,
         limits: DescriptorSocketLimits,
         forget: Callable[[DescriptorConnection], None],
+        *,
+        refused: Callable[[RefusalCode], None] = lambda _: None,
     ) -> None:
-        """Start to serve a non-blocking `sock`; `forget` is called when the connection has ended."""
+        """Start to serve a non-blocking `sock`.
+
+        `forget` is called when the connection has ended, and `refused` when a request is.
+        """
         self.peer = peer
         self.state = ConnectionState.CONNECTED
         self._socket = sock
         self._port = port
         self._limits = limits
         self._forget = forget
+        self._refused = refused
         self._session: SessionInfo | None = None
         self._outbox: deque[tuple[pb.DescriptorSocketResponse, list[int]]] = deque()
         self._reading = self._writing = False
@@ -149,6 +155,7 @@ class DescriptorConnection:
         return pb.DescriptorSocketResponse(arena=response), [descriptor]
 
     def _refuse(self, request_number: int, refusal: DescriptorRefusedError) -> None:
+        self._refused(refusal.code)
         self._send(refusal_response(refusal, request_number), [])
         if self.state is not ConnectionState.ATTACHED or refusal.code not in _HARMLESS:
             self.end()
@@ -183,6 +190,7 @@ class DescriptorConnection:
         response, descriptors = self._outbox.popleft()
         close_all(descriptors)
         refusal = DescriptorRefusedError(RefusalCode.DESCRIPTORS_EXHAUSTED, "too many descriptors are on their way")
+        self._refused(refusal.code)
         self._outbox.appendleft((refusal_response(refusal, response.request_number), []))
 
     def _watch(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,8 +76,9 @@ class DescriptorServer:
         *,
         socket_mode: int = 0o600,
         directory_mode: int = 0o700,
+        refused: Callable[[RefusalCode], None] = lambda _: None,
     ) -> None:
-        """Prepare to serve at `path`.
+        """Prepare to serve at `path`; `refused` is called whenever a connection or a request is.
 
         The modes decide who can connect at all. To serve other users, both must be opened: the directory at least for
         searching, the socket for writing.
@@ -86,6 +88,7 @@ class DescriptorServer:
         self._limits = limits or DescriptorSocketLimits()
         self._socket_mode = socket_mode
         self._directory_mode = directory_mode
+        self._refused = refused
         self._claim: ClaimedSocket | None = None
         self._connections: set[DescriptorConnection] = set()
         self._connections_by_uid: dict[int, int] = {}
@@ -162,7 +165,9 @@ class DescriptorServer:
             return
         self._accepted_total += 1
         self._connections_by_uid[peer.uid] = self._connections_by_uid.get(peer.uid, 0) + 1
-        self._connections.add(DescriptorConnection(sock, peer, self._port, self._limits, self._forget))
+        self._connections.add(
+            DescriptorConnection(sock, peer, self._port, self._limits, self._forget, refused=self._refused)
+        )
 
     def _limit_reached(self, peer: PeerCredentials) -> str:
         """Return which limit forbids another connection of this user, empty if none does."""
@@ -174,6 +179,7 @@ class DescriptorServer:
 
     def _turn_away(self, sock: socket.socket, reached: str) -> None:
         self._turned_away_total += 1
+        self._refused(RefusalCode.TOO_MANY_SESSIONS)
         refusal = DescriptorRefusedError(RefusalCode.TOO_MANY_SESSIONS, f"the limit {reached} is reached")
         with suppress(OSError):  # The client may be gone already.
             send_packet(sock, refusal_response(refusal))

@@ -15,6 +15,7 @@ import ssl
 from asyncio import StreamReader, StreamReaderProtocol, StreamWriter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum, auto, unique
 from functools import partial
 from http import HTTPStatus
 from typing import TypeAlias
@@ -53,6 +54,30 @@ class Requester:
     """The names in its certificate, which has been verified."""
 
 
+@unique
+class Refusal(Enum):
+    """Why a request is not answered, or not as it was meant."""
+
+    UNAUTHENTICATED = auto()
+    """Nothing proves who makes it."""
+    NOT_PERMITTED = auto()
+    """Whoever makes it may not read the metrics."""
+    TOO_LATE = auto()
+    """It did not end in time."""
+    NOT_SECURED = auto()
+    """It does not come by TLS, or with a certificate that is not good."""
+    NO_REQUEST = auto()
+    """It is none, or too long, or its client went away."""
+    TOO_MANY_CONNECTIONS = auto()
+    """Others came later, and it was the oldest."""
+
+
+_OF_STATUS = {
+    HTTPStatus.UNAUTHORIZED: Refusal.UNAUTHENTICATED,
+    HTTPStatus.FORBIDDEN: Refusal.NOT_PERMITTED,
+}
+
+
 class MetricsServer:
     """Serves what one collector collects."""
 
@@ -64,16 +89,19 @@ class MetricsServer:
         request_seconds_max: float = REQUEST_SECONDS_MAX,
         guard: Callable[[Requester], HTTPStatus] | None = None,
         context: Callable[[], ssl.SSLContext | None] = lambda: None,
+        refused: Callable[[Refusal], None] = lambda _: None,
     ) -> None:
         """Show `metrics`; `is_serving` decides what `/healthz` says.
 
-        `guard` says whether a scrape is answered, and `context` what secures the next connection.
+        `guard` says whether a scrape is answered, and `context` what secures the next connection; `refused` is told
+        what is refused.
         """
         self._shown = metrics
         self._is_serving = is_serving
         self._request_seconds_max = request_seconds_max
         self._guard = guard
         self._context = context
+        self._refused = refused
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: dict[asyncio.Task[None], None] = {}  # the oldest first
@@ -127,6 +155,7 @@ class MetricsServer:
         """End the oldest connection if there are as many as there may be; False if all of them are ending already."""
         if len(self._connections) < CONNECTIONS_MAX:
             return True
+        self._refused(Refusal.TOO_MANY_CONNECTIONS)
         oldest = next((task for task in self._connections if not task.cancelling()), None)
         return oldest is not None and oldest.cancel()
 
@@ -140,8 +169,10 @@ class MetricsServer:
             async with asyncio.timeout(self._request_seconds_max):
                 reader, writer = await self._opened(connection)
                 await self._answer(reader, writer)
-        except (TimeoutError, OSError, EOFError):
-            pass
+        except TimeoutError:
+            self._refused(Refusal.TOO_LATE)
+        except (OSError, EOFError) as error:
+            self._refused(Refusal.NOT_SECURED if isinstance(error, ssl.SSLError) else Refusal.NO_REQUEST)
         finally:
             if writer is not None:
                 writer.transport.abort()
@@ -160,6 +191,7 @@ class MetricsServer:
             head = await reader.readuntil(b"\r\n\r\n")
             writer.write(await self._response(head.decode("latin-1"), writer.get_extra_info("ssl_object")))
         except asyncio.LimitOverrunError:
+            self._refused(Refusal.NO_REQUEST)
             writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long\n"))
         writer.close()
         await writer.wait_closed()
@@ -192,6 +224,8 @@ class MetricsServer:
             subjects=frozenset() if tls is None else subjects_of(tls),
         )
         status = self._guard(requester)
+        if status in _OF_STATUS:
+            self._refused(_OF_STATUS[status])
         return None if status is HTTPStatus.OK else _response(status, "the metrics are not for everybody\n")
 
     async def _metrics(self, accept: str) -> bytes:

@@ -65,12 +65,15 @@ class AccessControl:
             return self._let_in(self._access.owner, permission, tenant, name)
         return self._let_in(self._access.identify(self._proofs(context, name)), permission, tenant, name)
 
-    def admit_proved(self, method: str, proofs: Proofs, *, tenant: str, name: str) -> Client:
-        """Return the client that asks in another way than by gRPC for what `method` gives; errors as for `admit`."""
+    def admit_proved(self, method: str, proofs: Proofs, *, tenant: str, name: str) -> Caller:
+        """Return who asks in another way than by gRPC for what `method` gives; errors as for `admit`."""
         if self._access.is_configured:
             _require_good_there(name, proofs.transport)
-        caller = self._let_in(self._access.identify(proofs), permission_of(method), tenant, name)
-        return self._sessions.identify(name, caller.principal).in_tenant(caller.tenant)
+        return self._let_in(self._access.identify(proofs), permission_of(method), tenant, name)
+
+    def client_of(self, caller: Caller) -> Client:
+        """Return the client that a caller is; errors as for `Sessions.identify`."""
+        return self._sessions.identify(caller.name, caller.principal).in_tenant(caller.tenant)
 
     def _let_in(self, principal: Principal, permission: Permission, tenant: str, name: str) -> Caller:
         require_permitted(principal, permission, tenant or principal.tenant)

@@ -7,9 +7,9 @@ import logging
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from kvbridge.core.access import Proofs
 from kvbridge.core.errors import BridgeError
@@ -17,17 +17,24 @@ from kvbridge.core.layout import slot_layout
 from kvbridge.core.ledger import Payload
 from kvbridge.link import tcp
 from kvbridge.link.pieces import split
+from kvbridge.link.port import TransferFailedError
 from kvbridge.link.secured import SecuredConnection, secured
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.encoding import EncodedStream, Look
 from kvbridge.node.identity import Client
 from kvbridge.node.streams import canonical_chunks
 from kvbridge.node.traffic import Traffic
-from kvbridge.server.access import AccessControl, transport_of_host
+from kvbridge.observe.refusals import Refusals
+from kvbridge.server.access import AccessControl, Caller, transport_of_host
+from kvbridge.server.call_quotas import counted
+from kvbridge.server.doors import BULK, NO_REQUEST, NOT_SECURED, TOO_LATE, TOO_MANY_CONNECTIONS
+from kvbridge.server.doorstep import Doorstep
+from kvbridge.server.errors import reason_of
+from kvbridge.server.streams import Streams
 from kvbridge.tls import subjects_of
 
 CONNECTIONS_MAX = 256
-"""Most connections at once; more are closed at once, and their nodes come by gRPC."""
+"""Most connections at once, few of which have proved nothing; more are closed, and their nodes come by gRPC."""
 WINDOW_BYTES = 1 << 20
 """Bytes that may have left the arena and not the host; what was found bad meanwhile stops behind so many."""
 _REQUEST_SECONDS_MAX = 5.0
@@ -37,18 +44,32 @@ _METHOD = "/kvbridge.v1.HandoffService/Download"
 
 _log = logging.getLogger(__name__)
 
+_LetIn: TypeAlias = tuple[socket.socket | SecuredConnection, tcp.BulkRequest, Callable[[], Caller]]
+
 
 class BulkSocketServer:
     """Sends leased payloads."""
 
     def __init__(
-        self, bridge: Bridge, control: AccessControl, *, context: Callable[[], ssl.SSLContext | None] = lambda: None
+        self,
+        bridge: Bridge,
+        control: AccessControl,
+        streams: Streams,
+        refusals: Refusals,
+        *,
+        context: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
-        """Send from the memory of `bridge` to whom `control` lets in; `context` secures the next connection."""
+        """Send from the memory of `bridge` to whom `control` lets in; `context` secures the next connection.
+
+        What is sent is counted in `streams`, as if it went by gRPC, and what is not in `refusals`.
+        """
         self.port = 0
         self._bridge = bridge
         self._control = control
+        self._streams = streams
+        self._refusals = refusals
         self._context = context
+        self._doorstep = Doorstep()
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -93,28 +114,47 @@ class BulkSocketServer:
                 _log.warning("a connection for bytes could not be accepted", extra={"problem": str(error)})
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
-            if len(self._tasks) > CONNECTIONS_MAX:
+            if len(self._tasks) > CONNECTIONS_MAX or not self._doorstep.is_open_to(host):
+                self._refusals.note(BULK, TOO_MANY_CONNECTIONS, host=host)
                 connection.close()
                 continue
             self._begin(self._serve(connection, host))
 
     async def _serve(self, connection: socket.socket, host: str) -> None:
+        with ExitStack() as opened:
+            opened.callback(connection.close)
+            try:
+                taken, request, admit = await self._let_in(connection, host, opened)
+            except (BridgeError, OSError, TimeoutError) as error:
+                self._doorstep.note_failure(host)
+                self._refusals.note(BULK, _reason_of(error), host=host)
+                return
+            try:
+                with counted(self._bridge.quotas, _METHOD, admit()), self._streams.entered(admit()):
+                    await self._send(taken, lambda: self._control.client_of(admit()), request)
+            except BridgeError as error:
+                # The other node finds its connection closed, and the lease answers everything else.
+                self._refusals.note(BULK, reason_of(error), host=host, limit=getattr(error, "limit", ""))
+            except (OSError, TimeoutError) as error:
+                _log.info("a stream of bytes ended early", extra={"problem": str(error)})
+
+    async def _let_in(self, connection: socket.socket, host: str, opened: ExitStack) -> _LetIn:
+        """Return a connection that is secured, what is asked for, and what tells each time by whom.
+
+        Raises:
+            BridgeError: it asks for nothing that makes sense, nothing proves who asks, or others took its place.
+            TimeoutError: it did not say so in time.
+            OSError: it could not be secured, or went away.
+        """
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WINDOW_BYTES)
-        try:
+        with self._doorstep.waiting(host):
             async with asyncio.timeout(_REQUEST_SECONDS_MAX):
                 taken = await self._secured(connection)
-        except (OSError, TimeoutError) as error:
-            _log.info("a connection for bytes could not be secured", extra={"problem": str(error)})
-            return
-        with taken:
-            try:
-                async with asyncio.timeout(_REQUEST_SECONDS_MAX):
-                    request = await tcp.read_request(taken)
-                admit = partial(self._admit, _proofs(taken, request, host), request)
-                await self._send(taken, admit, request)
-            except (BridgeError, OSError, TimeoutError) as error:
-                # The other node finds its connection closed, and the lease answers everything else.
-                _log.info("a stream of bytes ended early", extra={"problem": str(error)})
+                opened.callback(taken.close)
+                request = await tcp.read_request(taken)
+            admit = partial(self._admit, _proofs(taken, request, host), request)
+            self._bridge.payload_of_lease(self._control.client_of(admit()), request.lease_token)
+        return taken, request, admit
 
     async def _send(
         self, taken: socket.socket | SecuredConnection, admit: Callable[[], Client], request: tcp.BulkRequest
@@ -140,9 +180,18 @@ class BulkSocketServer:
         context = self._context()
         return connection if context is None else await secured(connection, context)
 
-    def _admit(self, proofs: Proofs, request: tcp.BulkRequest) -> Client:
+    def _admit(self, proofs: Proofs, request: tcp.BulkRequest) -> Caller:
         """Return who asks; errors as for `AccessControl.admit`."""
         return self._control.admit_proved(_METHOD, proofs, tenant=request.tenant, name=request.client_name)
+
+
+def _reason_of(error: BridgeError | OSError) -> str:
+    """Return why a connection was not let in."""
+    if isinstance(error, TimeoutError):
+        return TOO_LATE
+    if isinstance(error, ssl.SSLError):
+        return NOT_SECURED
+    return NO_REQUEST if isinstance(error, OSError | TransferFailedError) else reason_of(error)
 
 
 def _proofs(taken: socket.socket | SecuredConnection, request: tcp.BulkRequest, host: str) -> Proofs:

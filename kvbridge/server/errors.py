@@ -21,6 +21,7 @@ ERROR_DOMAIN = "kvbridge"
 _RETRY_SECONDS = 1.0
 """When to try again, where nothing better is known."""
 _MICROSECONDS = 1_000_000
+_INTERNAL = "INTERNAL"
 TEXT_BYTES_MAX = 800
 """Longest text in a status: it travels in headers, several times, and clients take only some kilobytes of those."""
 
@@ -63,11 +64,20 @@ _ROWS: tuple[tuple[type[errors.BridgeError], int, str, _Details], ...] = (
 )
 
 
+REASONS: tuple[str, ...] = (*dict.fromkeys(reason for _, _, reason, _ in _ROWS), _INTERNAL)
+"""Every reason that a status may name."""
+
+
+def reason_of(error: errors.BridgeError) -> str:
+    """Return the reason that stands for an error."""
+    return next((reason for kind, _, reason, _ in _ROWS if isinstance(error, kind)), _INTERNAL)
+
+
 def to_status(error: errors.BridgeError) -> grpc.Status:
     """Return the status, with details, that tells a caller about `error`."""
     code, reason, details = next(
         ((code, reason, details) for kind, code, reason, details in _ROWS if isinstance(error, kind)),
-        (code_pb2.INTERNAL, "INTERNAL", lambda _: []),
+        (code_pb2.INTERNAL, _INTERNAL, lambda _: []),
     )
     field = _field(error)
     about = error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata={"field": field} if field else {})

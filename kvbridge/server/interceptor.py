@@ -20,9 +20,11 @@ from grpc import aio
 
 from kvbridge.core.errors import BridgeError, InvalidFieldError
 from kvbridge.node.quotas import Quotas, Until
+from kvbridge.observe.refusals import Refusals
 from kvbridge.server.access import AccessControl, Context
 from kvbridge.server.call_quotas import counted
 from kvbridge.server.calls import set_caller
+from kvbridge.server.doors import note_call, note_unknown
 from kvbridge.server.errors import to_status
 from kvbridge.server.live_calls import LiveCalls
 from kvbridge.server.open_calls import OpenCalls
@@ -37,15 +39,18 @@ _Parse: TypeAlias = Callable[[Any], Any]
 class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs alone
     """Lets calls in, and turns what is wrong with one into the status that belongs to it."""
 
-    def __init__(self, control: AccessControl, calls: LiveCalls, quotas: Quotas, open_calls: OpenCalls) -> None:
+    def __init__(
+        self, control: AccessControl, calls: LiveCalls, quotas: Quotas, open_calls: OpenCalls, refusals: Refusals
+    ) -> None:
         """Ask `control` about every call, count it in `quotas`, and keep those that are under way in `calls`.
 
-        Those that anybody may make are counted in `open_calls` instead.
+        Those that anybody may make are counted in `open_calls` instead, and what is refused in `refusals`.
         """
         self._control = control
         self._quotas = quotas
         self._calls = calls
         self._open = open_calls
+        self._refusals = refusals
 
     async def intercept_service(
         self,
@@ -54,7 +59,10 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
     ) -> Any:
         """Wrap the method that will answer the call."""
         handler = await continuation(handler_call_details)
-        return None if handler is None else self._wrapped(handler_call_details.method, handler)
+        if handler is None:
+            note_unknown(self._refusals)
+            return None
+        return self._wrapped(handler_call_details.method, handler)
 
     def _wrapped(self, name: str, handler: _Handler) -> _Handler:
         deserializer, serializer = cast("Any", handler.request_deserializer), handler.response_serializer
@@ -75,6 +83,7 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
                 with self._let_in(name, context):
                     return await method(parse(request), context)
             except BridgeError as error:
+                note_call(self._refusals, name, context, error)
                 await context.abort_with_status(to_status(error))  # type: ignore[attr-defined] # the stubs lack it
 
         return answer
@@ -87,6 +96,7 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
                 with self._let_in(name, context):
                     await _write_all(method(parse(request), context), context)
             except BridgeError as error:
+                note_call(self._refusals, name, context, error)
                 await context.abort_with_status(to_status(error))  # type: ignore[attr-defined] # the stubs lack it
 
         return stream

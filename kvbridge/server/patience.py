@@ -18,27 +18,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
 from kvbridge.config import BridgeConfig
-from kvbridge.core.errors import InvalidFieldError, LimitExceededError, TooLateError
-from kvbridge.server.access import Caller
-from kvbridge.server.call_quotas import NEVER_REFUSED
+from kvbridge.core.errors import InvalidFieldError, TooLateError
 from kvbridge.server.calls import admitted
+from kvbridge.server.streams import Streams
 
 WATCH = "/kvbridge.v1.HandoffService/Watch"
 """The one method whose streams may last."""
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Method: TypeAlias = Callable[[Any, Any], Any]
-_Key = TypeVar("_Key")
 
 _MAKERS = (grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler)
 """What makes a handler for a stream of requests, by whether the responses are a stream."""
@@ -52,10 +49,10 @@ class PatienceInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # ge
     What it refuses it raises, so the interceptor that answers errors has to be around it.
     """
 
-    def __init__(self, config: BridgeConfig) -> None:
-        """Keep the limits in `config`."""
+    def __init__(self, config: BridgeConfig, streams: Streams) -> None:
+        """Keep the limits in `config`, and count in `streams`."""
         self._config = config
-        self._streams = _Streams(config.streams_max, config.streams_per_client_max)
+        self._streams = streams
 
     async def intercept_service(
         self,
@@ -125,50 +122,6 @@ class PatienceInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # ge
                         yield response
 
         return stream
-
-
-class _Streams:
-    """How many streams are open."""
-
-    def __init__(self, streams_max: int, streams_per_client_max: int) -> None:
-        self._streams_max = streams_max
-        self._streams_per_client_max = streams_per_client_max
-        self._of_client: Counter[tuple[str, str]] = Counter()
-        self._of_tenant: Counter[str] = Counter()
-
-    @contextmanager
-    def entered(self, caller: Caller | None) -> Iterator[None]:
-        """Count a stream within this context, unless nobody had to say whose it is.
-
-        Raises:
-            LimitExceededError: there are too many.
-        """
-        if caller is None:
-            yield
-            return
-        client = caller.principal.name, caller.name
-        self._require_room(caller, client)
-        self._of_client[client] += 1
-        self._of_tenant[caller.tenant] += 1
-        try:
-            yield
-        finally:
-            _count_out(self._of_client, client)
-            _count_out(self._of_tenant, caller.tenant)
-
-    def _require_room(self, caller: Caller, client: tuple[str, str]) -> None:
-        free = self._streams_max - self._of_tenant.total()
-        is_shared = caller.principal.roles.isdisjoint(NEVER_REFUSED)
-        if free <= 0 or (is_shared and self._of_tenant[caller.tenant] >= free):
-            raise LimitExceededError("streams_max", self._streams_max)
-        if self._of_client[client] >= self._streams_per_client_max:
-            raise LimitExceededError("streams_per_client_max", self._streams_per_client_max)
-
-
-def _count_out(counter: Counter[_Key], key: _Key) -> None:
-    counter[key] -= 1
-    if not counter[key]:
-        del counter[key]
 
 
 class _Timer:

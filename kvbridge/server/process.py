@@ -30,6 +30,7 @@ from kvbridge.node.attachments import AttachmentPort
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.identity import PEER_PREFIX
 from kvbridge.observe.metrics_server import MetricsServer
+from kvbridge.observe.refusals import Refusals
 from kvbridge.observe.tls_metrics import TlsMetrics
 from kvbridge.server.access import AccessControl
 from kvbridge.server.answers import Answers
@@ -37,6 +38,7 @@ from kvbridge.server.bulk import BulkServicer
 from kvbridge.server.bulk_socket import BulkSocketServer
 from kvbridge.server.catalog import CatalogServicer
 from kvbridge.server.directory import DirectoryHealth, advertised
+from kvbridge.server.doors import DESCRIPTORS, METRICS, new_refusals
 from kvbridge.server.handoff import HandoffServicer
 from kvbridge.server.health import Health
 from kvbridge.server.inspect import InspectServicer
@@ -48,6 +50,7 @@ from kvbridge.server.patience import PatienceInterceptor
 from kvbridge.server.peers import PeerServicer
 from kvbridge.server.security import Security
 from kvbridge.server.sockets import directory_mode, make_directory, open_socket, private_files
+from kvbridge.server.streams import Streams
 from kvbridge.v1 import catalog_service_pb2, handoff_service_pb2, inspect_service_pb2, peer_service_pb2
 from kvbridge.v1.catalog_service_pb2_grpc import add_CatalogServiceServicer_to_server
 from kvbridge.v1.handoff_service_pb2_grpc import add_HandoffServiceServicer_to_server
@@ -115,20 +118,25 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
     peers = KnownPeers(config.peer_targets(), client_name=name, security=security.peers)
     directory = open_directory(config, peers)
     bridge = Bridge(config, peers=peers, neighbours=peers, directory=directory, access=access)
-    bridge.observation.metrics.registry.register(TlsMetrics(security.standings))
+    refusals = new_refusals()
+    streams = Streams(config.streams_max, config.streams_per_client_max)
+    for collector in (TlsMetrics(security.standings), refusals):
+        bridge.observation.metrics.registry.register(collector)
     metrics = MetricsServer(
         bridge.observation.metrics.registry,
         is_serving=lambda: not bridge.draining,
         guard=metrics_guard(config, access),
         context=lambda: None if is_loopback(config.metrics_listen) else security.http_context(),
+        refused=lambda refusal: refusals.note(METRICS, refusal.name),
     )
     control = AccessControl(bridge.access, bridge.sessions)
-    bulk = BulkSocketServer(bridge, control, context=security.bulk_context)
+    bulk = BulkSocketServer(bridge, control, streams, refusals, context=security.bulk_context)
     descriptors = DescriptorServer(
         config.descriptor_socket,
         AttachmentPort(bridge),
         DescriptorSocketLimits(sessions_max=config.sessions_max, sessions_per_uid_max=config.sessions_per_uid_max),
         directory_mode=directory_mode(config),
+        refused=lambda code: refusals.note(DESCRIPTORS, code.name),
     )
     try:
         # The descriptor socket comes first: it finds out whether another node lives here before anything is replaced.
@@ -139,7 +147,9 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         bridge.also_look_soon(security.look_soon)
         metrics_port = await _start_metrics(metrics, config.metrics_listen)
         bulk_port = _start_bulk(bulk, config.bulk_listen)
-        server, healthy, tcp_port = _build_server(bridge, bulk_port, security.server_credentials())
+        server, healthy, tcp_port = _build_server(
+            bridge, control, streams, refusals, bulk_port=bulk_port, credentials=security.server_credentials()
+        )
         await server.start()
         try:
             await _set_serving(healthy)
@@ -167,6 +177,7 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
         await bulk.close()
         await descriptors.close()
         await metrics.close()
+        refusals.close()
         await bridge.close()
 
 
@@ -215,7 +226,13 @@ def _spare_pauses() -> None:
 
 
 def _build_server(
-    bridge: Bridge, bulk_port: int, credentials: grpc.ServerCredentials | None
+    bridge: Bridge,
+    control: AccessControl,
+    streams: Streams,
+    refusals: Refusals,
+    *,
+    bulk_port: int,
+    credentials: grpc.ServerCredentials | None,
 ) -> tuple[aio.Server, Health, int | None]:
     config = bridge.config
     calls = LiveCalls()
@@ -223,12 +240,13 @@ def _build_server(
     server = aio.server(
         interceptors=[
             CallInterceptor(
-                AccessControl(bridge.access, bridge.sessions),
+                control,
                 calls,
                 bridge.quotas,
                 OpenCalls(config.concurrent_calls_max),
+                refusals,
             ),
-            PatienceInterceptor(config),
+            PatienceInterceptor(config, streams),
         ],
         options=_server_options(config),
     )
