@@ -69,6 +69,8 @@ class CatalogInspection:
     """When it was last changed, by the bridge's clock."""
     file_problem: str
     """Why the file's newest content was refused; empty if it runs."""
+    kill_switch_reason: str
+    """Why every handoff is text; empty if the kill switch is off, or the bridge too old to say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,7 @@ class Admin:
             file=answer.file,
             changed_at=answer.changed.ToDatetime(tzinfo=UTC),
             file_problem=answer.file_problem,
+            kill_switch_reason=answer.kill_switch_reason,
         )
 
     def models(self, *, timeout: float = ADMIN_SECONDS_DEFAULT) -> list[ModelEntry]:

@@ -34,6 +34,8 @@ BATCH_MAX = 4096
 ACQUIRE_THREADS_MAX = 8
 """Most acquires of one batch under way at once."""
 _BATCH_DIMENSIONS = 4
+_OF_ONE = {"text": "texts", "valid_length": "valid_lengths"}
+"""Arguments of a single publication that a batch has one of for each sequence, under another name."""
 
 Layers: TypeAlias = (
     "Iterable[tuple[int, torch.Tensor, torch.Tensor]] | Callable[[int], tuple[torch.Tensor, torch.Tensor]]"
@@ -148,6 +150,9 @@ def publish_batch(
     options: Mapping[str, Any],
 ) -> list[Publication]:
     """Publish every sequence of a padded batch; after an error nothing more is published."""
+    for name, plural in _OF_ONE.items():
+        if name in options:
+            raise ArgumentTypeError(name, f"is of one payload; a batch takes {plural}, one for each sequence")
     _check_count("keys", keys)
     _check_count("tokens", tokens, len(keys))
     sequences = [token_sequence(ids, f"tokens[{index}]") for index, ids in enumerate(tokens)]

@@ -62,6 +62,7 @@ def _show(options: argparse.Namespace) -> int:
         "file": running.file,
         "changed_at": running.changed_at.isoformat(),
         "file_problem": running.file_problem,
+        "kill_switch_reason": running.kill_switch_reason,
         "catalog": MessageToDict(encode_catalog(running.catalog), preserving_proto_field_name=True),
         "unusable_aligners": [_unusable(listed) for listed in aligners if listed.problem],
         "breakers": {
@@ -141,7 +142,8 @@ def _running_lines(
         yield "the file's newest content is refused, and the one before it runs:"
         yield from (f"  {line}" for line in running.file_problem.splitlines())
     if catalog.kill_switch:
-        yield "the kill switch is on: every handoff is text"
+        why = f" ({running.kill_switch_reason})" if running.kill_switch_reason else ""
+        yield f"the kill switch is on{why}: every handoff is text"
     yield f"defaults: {_policy(catalog.defaults)}"
     for model in catalog.models:
         adapter = f", adapter {model.tag.adapter}" if model.tag.adapter else ""

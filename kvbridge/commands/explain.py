@@ -55,7 +55,9 @@ def _explain(options: argparse.Namespace) -> int:
         sys.stderr.write("kvbridge: no such handoff is remembered\n")
         return 1
     if options.json:
-        sys.stdout.write(json.dumps(MessageToDict(record, preserving_proto_field_name=True)) + "\n")
+        # With what is zero, too: who reads it as a table expects its columns.
+        fields = MessageToDict(record, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        sys.stdout.write(json.dumps(fields) + "\n")
     else:
         _write("\n".join(explanation(record)) + "\n")
     return 0

@@ -27,7 +27,7 @@ def add_commands(commands: Any) -> None:
     payloads = _add(commands, "payloads", "list what is published, newest first", _payloads)
     payloads.add_argument("--prefix", default="", help="only keys that start with this")
     payload = _add(commands, "payload", "show one payload in full", _payload)
-    payload.add_argument("key")
+    payload.add_argument("key", metavar="KEY[@GENERATION]", help="as `kvbridge payloads` shows it")
     payload.add_argument("--generation", type=int, default=0, help="0, the default, means the newest")
 
 
@@ -56,6 +56,9 @@ def _payloads(options: argparse.Namespace) -> int:
 def _payload(options: argparse.Namespace) -> int:
     with connected(options) as bridge:
         found = bridge.payload(options.key, options.generation)
+        key, _, generation = options.key.rpartition("@")
+        if found is None and not options.generation and key and generation.isdecimal():
+            found = bridge.payload(key, int(generation))
     if found is None:
         _show(options, None, ["no payload occupies memory under this key and generation"])
         return 1

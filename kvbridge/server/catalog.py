@@ -86,10 +86,10 @@ class CatalogServicer(QuarantineMethods, CatalogServiceServicer):
             changed=_timestamp(keeper.changed_at),
             file_problem=keeper.file_problem,
         )
-        engaged = keeper.kill_switch_reason() is not None
+        reason = keeper.kill_switch_reason()
         # A full catalog takes a good part of a second, in which handoffs go on.
         response.catalog.CopyFrom(await asyncio.to_thread(encode_catalog, keeper.catalog))
-        response.catalog.kill_switch = engaged
+        response.catalog.kill_switch, response.kill_switch_reason = reason is not None, reason or ""
         if response.ByteSize() > self._message_bytes_max:
             raise LimitExceededError("message_bytes_max", self._message_bytes_max)
         return response

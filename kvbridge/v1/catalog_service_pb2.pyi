@@ -478,12 +478,15 @@ class GetCatalogResponse(_message.Message):
     FILE_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     FILE_PROBLEM_FIELD_NUMBER: _builtins.int
+    KILL_SWITCH_REASON_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Counts the changes since the node started."""
     file: _builtins.str
     """The file that it was read from; empty if it is changed by the API."""
     file_problem: _builtins.str
     """Why the file's newest content was refused; empty if it runs."""
+    kill_switch_reason: _builtins.str
+    """Why every handoff is text at this moment; empty if the kill switch is off."""
     @_builtins.property
     def catalog(self) -> Global___Catalog:
         """What is declared."""
@@ -500,10 +503,11 @@ class GetCatalogResponse(_message.Message):
         file: _builtins.str = ...,
         changed: _timestamp_pb2.Timestamp | None = ...,
         file_problem: _builtins.str = ...,
+        kill_switch_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "changed", b"changed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "changed", b"changed", "file", b"file", "file_problem", b"file_problem", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "changed", b"changed", "file", b"file", "file_problem", b"file_problem", "kill_switch_reason", b"kill_switch_reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -190,6 +190,13 @@ def test_a_mistake_in_one_acquire_takes_none(bridge: Bridge) -> None:
     wait_for(lambda: bridge.node().arena.leases == 0)
 
 
+@pytest.mark.parametrize(("name", "plural"), [("text", "texts"), ("valid_length", "valid_lengths")])
+def test_an_argument_of_one_payload_is_named_with_its_plural(bridge: Bridge, name: str, plural: str) -> None:
+    """A batch has one for each sequence, and says under which name."""
+    with pytest.raises(ArgumentTypeError, match=f"^{name}: .* a batch takes {plural}"):
+        _publish(bridge, _sequences(), **{name: 3})
+
+
 def test_without_a_bridge_a_batch_goes_nowhere() -> None:
     """Every publication says why, and nothing is computed on demand."""
     with connect("unix:/nowhere/bridge.sock") as bridge:

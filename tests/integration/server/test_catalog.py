@@ -245,6 +245,7 @@ def test_what_a_file_declares_is_changed_there(file: Path) -> None:
                 change()
         assert admin.set_kill_switch(engaged=True, why="bad answers")
         assert admin.catalog().catalog.kill_switch
+        assert "bad answers" in admin.catalog().kill_switch_reason
         assert not admin.set_kill_switch(engaged=False)
         assert not admin.catalog().catalog.kill_switch
 
@@ -349,9 +350,10 @@ def test_the_commands_show_a_running_catalog_and_set_the_switch(file: Path) -> N
         shown = json.loads(_kvbridge("catalog", "show", "--json", *target).stdout)
         assert shown["file"] == str(file)
         assert shown["catalog"]["kill_switch"] is True
+        assert "a drill" in shown["kill_switch_reason"]
         assert shown["breakers"]["a"]["state"] == "CLOSED"
         text = _kvbridge("catalog", "show", *target).stdout
-        assert "the kill switch is on: every handoff is text" in text
+        assert f"the kill switch is on ({shown['kill_switch_reason']}): every handoff is text" in text
         assert "route a: any to any, edge a: on" in text
         assert json.loads(_kvbridge("kill-switch", "off", "--why", "over", "--json", *target).stdout) == {
             "engaged": False

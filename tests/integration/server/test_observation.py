@@ -221,6 +221,7 @@ def test_the_command_explains_a_running_bridge(bridge_process: BridgeProcess, cl
     assert shown.stdout.startswith("The text was to be taken, because of PAYLOAD_UNKNOWN: ")
     told = json.loads(run("explain", "--last", "--reason", "payload_unknown", "--json", *target).stdout)
     assert told["handoff_id"] == name
+    assert told["depth"] == 0
     missing = run("explain", "none", *target)
     assert (missing.returncode, missing.stdout) == (1, "")
     assert run("explain", "--reason", "NONSENSE", *target).returncode == 2

@@ -1,0 +1,27 @@
+"""What `kvbridge payload` shows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvbridge import Bridge
+from kvbridge.cli import main
+from tests.harness import BridgeProcess
+from tests.integration.client.kv import Contents
+
+
+@pytest.mark.parametrize("key", ["shown", "shown@7", "shown@"])
+def test_a_payload_is_named_as_it_is_listed(
+    bridge_process: BridgeProcess, bridge: Bridge, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    """By its key alone, with its generation, and with the flag, even if the key itself looks like one of these."""
+    Contents(seed=1).publish(bridge, key)
+    generation = bridge.payload(key).reference.generation
+    for named in ((key,), (f"{key}@{generation}",), (key, "--generation", str(generation))):
+        assert main(["payload", *named, "--json", "--target", bridge_process.target]) == 0
+        reference = json.loads(capsys.readouterr().out)["reference"]
+        assert (reference["key"], reference["generation"]) == (key, generation)
+    assert main(["payload", f"{key}@{generation + 1}", "--target", bridge_process.target]) == 1
+    assert "no payload occupies memory" in capsys.readouterr().out
