@@ -18,7 +18,9 @@ def test_a_payload_is_named_as_it_is_listed(
 ) -> None:
     """By its key alone, with its generation, and with the flag, even if the key itself looks like one of these."""
     Contents(seed=1).publish(bridge, key)
-    generation = bridge.payload(key).reference.generation
+    found = bridge.payload(key)
+    assert found is not None
+    generation = found.reference.generation
     for named in ((key,), (f"{key}@{generation}",), (key, "--generation", str(generation))):
         assert main(["payload", *named, "--json", "--target", bridge_process.target]) == 0
         reference = json.loads(capsys.readouterr().out)["reference"]
