@@ -127,7 +127,7 @@ class BulkSocketServer:
                 taken, request, admit = await self._let_in(connection, host, opened)
             except (BridgeError, OSError, TimeoutError) as error:
                 self._doorstep.note_failure(host)
-                self._refusals.note(BULK, _reason_of(error), host=host)
+                self._refusals.note(BULK, _reason_of(error), host=host, problem=getattr(error, "reason", None) or "")
                 return
             try:
                 with counted(self._bridge.quotas, _METHOD, admit()), self._streams.entered(admit()):
