@@ -32,6 +32,8 @@ TYPED_PATHS := kvbridge $(wildcard tests) $(sort $(dir $(wildcard benchmarks/*.p
 
 # Models and data come from packages: nothing here asks a hub for anything.
 export HF_HUB_OFFLINE := 1
+# Tests start hundreds of processes. Where bytecode is not kept, as in many containers, each would compile everything again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
