@@ -17,11 +17,11 @@ from kvbridge.core.errors import InvalidFieldError, UnauthenticatedError
 from kvbridge.node.access import AccessKeeper
 from kvbridge.node.identity import SESSION_PREFIX, Client, Sessions
 from kvbridge.server.permissions import Permission, permission_of, require_permitted
+from kvbridge.tls import names_in_pem
 
 _UNIX_PREFIXES = ("unix:", "unix-abstract:")
 _HOSTS_REMEMBERED_MAX = 1024
-_SUBJECTS = ("peer_dns", "peer_uri")
-"""Of all alternative names only these kinds: an authority may check others, such as addresses of mail, less closely."""
+_CERTIFICATE = "x509_pem_cert"
 _SECURITY_TYPE = "transport_security_type"
 _TLS = (b"ssl", b"tls")
 
@@ -126,7 +126,8 @@ def transport_of_host(host: str) -> Transport:
 
 
 def _subjects(authenticated: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
-    return tuple(value.decode("utf-8", "replace") for kind in _SUBJECTS for value in authenticated.get(kind, ()))
+    """Return the names in the client's certificate, in any order; gRPC's own list of them breaks off at a NUL."""
+    return tuple(name for pem in authenticated.get(_CERTIFICATE, ()) for name in names_in_pem(pem))
 
 
 def _bearer_token(context: Context) -> str | None:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import os
 import ssl
+from typing import Any
 
 from kvbridge.tls.files import TlsFileError, TlsFiles, TlsMaterial
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """What TLS 1.2 may use: forward secrecy and authenticated encryption. TLS 1.3 has nothing else."""
+
+
+class _Secured(ssl.SSLObject):
+    """What asyncio asks for the certificate as soon as there is one, whatever stands in it."""
+
+    def getpeercert(self, binary_form: bool = False) -> Any:  # noqa: FBT001, FBT002 - as it is declared
+        """Return the certificate; nothing of it if one of its names is no text. `kvbridge.tls.subjects` reads names."""
+        try:
+            return super().getpeercert(binary_form)
+        except ValueError:
+            return {}
 
 
 def server_context(material: TlsMaterial, files: TlsFiles, *, require_client: bool = False) -> ssl.SSLContext:
@@ -43,6 +55,7 @@ def client_context(material: TlsMaterial, files: TlsFiles) -> ssl.SSLContext:
 
 def _context(protocol: int, material: TlsMaterial, files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
+    context.sslobject_class = _Secured
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
     if material.certificate:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvbridge.core.errors import BridgeError
 from kvbridge.files import UnreadableFileError, read_bytes
-from kvbridge.tls.certificate import CertificateError, validity_of
+from kvbridge.tls.certificate import KEY_KINDS, CertificateError, key_kind_of, validity_of
 
 FILE_BYTES_MAX = 1 << 20
 """Largest file that is read: thousands of certificates."""
@@ -55,6 +55,10 @@ class TlsMaterial:
         """Tell whether the certificate is of no use any more."""
         return self.expires_at is not None and self.expires_at <= time.time()
 
+    def is_early(self) -> bool:
+        """Tell whether the certificate is of no use yet."""
+        return self.valid_from > time.time()
+
 
 def read_material(files: TlsFiles) -> TlsMaterial:
     """Read everything.
@@ -70,6 +74,7 @@ def read_material(files: TlsFiles) -> TlsMaterial:
         raise TlsFileError(f"{files.key}: the key is encrypted; nobody is there to give a password")
     if not certificate:
         return TlsMaterial(ca=ca)
+    _require_key_kind(files.certificate, certificate)
     valid_from, expires_at = validity_of(certificate)
     return TlsMaterial(certificate=certificate, key=key, ca=ca, valid_from=valid_from, expires_at=expires_at)
 
@@ -95,6 +100,16 @@ def is_open_to_others(path: str) -> bool:
         return bool(os.stat(path).st_mode & stat.S_IROTH)  # noqa: PTH116 - any kind of file
     except (OSError, ValueError):
         return False
+
+
+def _require_key_kind(path: str, certificate: bytes) -> None:
+    try:
+        kind = key_kind_of(certificate)
+    except CertificateError as error:
+        raise TlsFileError(f"{path}: {error}") from error
+    if kind not in KEY_KINDS:
+        good = ", ".join(sorted(KEY_KINDS))
+        raise TlsFileError(f"{path}: a key of the kind {kind} is none that gRPC takes; those are {good}")
 
 
 def _require_certificate(path: str, content: bytes) -> None:

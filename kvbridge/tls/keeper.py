@@ -3,8 +3,9 @@
 1. Files are looked at every few seconds, and at once when somebody says so. Symbolic links are followed, so the swap of
    one link by which Kubernetes updates a secret is seen like any other change.
 2. All files are read together. If any of them changed meanwhile, the verdict waits for the next look.
-3. What cannot be used (half a file, a key of another certificate, a certificate that has expired while the one in use
-   has not) changes nothing but the count of failures; the content in use stays until there is a better one.
+3. What cannot be used (half a file, a key of another certificate or of a kind that gRPC does not take, a certificate
+   that has expired or is not yet valid while the one in use is good) changes nothing but the count of failures; the
+   content in use stays until there is a better one, or the new one has become good.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class TlsKeeper:
 
     def start(self) -> None:
         """Begin to look at the files."""
+        self._warn_of_what_is_early()
         self._warn_of_expiry()
         self._warn_of_readers()
         self._poller.start()
@@ -121,8 +123,9 @@ class TlsKeeper:
 
     def take(self, found: TlsMaterial | TlsFileError | None) -> None:
         """Take what a look has found into use, if it can be."""
-        if isinstance(found, TlsMaterial) and found.is_expired() and not self.material.is_expired():
-            found = TlsFileError(f"{self.files.certificate}: the certificate has expired")
+        if isinstance(found, TlsMaterial) and (problem := self._worse_than_now(found)):
+            self._signature = None  # It may become good without changing, or what is in use become as bad.
+            found = TlsFileError(f"{self.files.certificate}: the certificate {problem}")
         if isinstance(found, TlsFileError):
             self._refuse(str(found))
         elif found is not None:
@@ -137,6 +140,12 @@ class TlsKeeper:
         context = server_context if self.purpose == "server" else client_context
         context(material, self.files)
         return material
+
+    def _worse_than_now(self, found: TlsMaterial) -> str:
+        """Return why a certificate is not good while the one in use is; empty if it may be used."""
+        if self.material.is_expired() or self.material.is_early():
+            return ""
+        return "has expired" if found.is_expired() else "is not yet valid" if found.is_early() else ""
 
     def _refuse(self, problem: str) -> None:
         if problem == self._problem:
@@ -156,6 +165,17 @@ class TlsKeeper:
             "certificate files changed",
             extra={"for": self.purpose, "version": self.version, "expires_at": material.expires_at},
         )
+
+    def _warn_of_what_is_early(self) -> None:
+        if self.material.is_early():
+            _log.warning(
+                "the certificate is not yet valid",
+                extra={
+                    "for": self.purpose,
+                    "file": self.files.certificate,
+                    "seconds_left": round(self.material.valid_from - time.time()),
+                },
+            )
 
     def _warn_of_expiry(self) -> None:
         expires_at, now = self.material.expires_at, time.monotonic()
