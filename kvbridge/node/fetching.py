@@ -10,7 +10,7 @@ from kvbridge.core.handoff_reference import is_handoff_reference
 from kvbridge.core.journal import Pull
 from kvbridge.core.ledger import Ledger, Payload, Tombstone
 from kvbridge.core.reasons import Reason
-from kvbridge.core.transfer_encoding import TransferForm
+from kvbridge.core.transfer_encoding import TransferForm, marked_key
 from kvbridge.node.byte_checks import Failure
 from kvbridge.node.foreign import Foreign
 from kvbridge.node.replicas import Replicas
@@ -120,9 +120,13 @@ class Fetching:
         failure = await visit.pull(seconds_left())
         if visit.figures is not None:
             pulls[key] = visit.figures
-        if failure is None:
-            self._replicas.note(tenancy.tenant, key, visit)
-        return failure
+        if failure is not None:
+            return failure
+        self._replicas.note(tenancy.tenant, key, visit)
+        if not self._replicas.is_current(tenancy.tenant, marked_key(key, visit.form)):
+            # A holder goes on sending when the owner has gone; whoever joined the visit late may know of the new start.
+            return Reason.TRANSFER_FAILED, "its owner has started again since it was asked"
+        return None
 
     def _is_here(self, tenancy: Tenancy, key: str, takes: Takes) -> bool:
         with tenancy.ledger() as ledger:

@@ -254,6 +254,7 @@ class Visit:
             return False
         ends_at = asyncio.get_running_loop().time() + seconds_max
         opened_there = await self._open_at(peer, answer.epoch, seconds_max)
+        self._visitor.incarnations.hear(holder, opened_there.epoch)
         if not isinstance(opened_there, Opened):
             return False
         try:
