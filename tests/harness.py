@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbridge.config import descriptor_socket_path
+from tests.nursery import Offspring, nursery
 
 DEFAULT_CATALOG = """\
 defaults:
@@ -43,7 +44,7 @@ class BridgeProcess:
         self.descriptor_socket = descriptor_socket_path(self.socket)
         self._flags = tuple(flags)
         self._log = Path(directory, "bridge.log")
-        self.process: subprocess.Popen[bytes]
+        self.process: subprocess.Popen[bytes] | Offspring
         self.tcp_port = 0
         self.metrics_port = 0
         self.start()
@@ -65,21 +66,10 @@ class BridgeProcess:
 
     def start(self) -> None:
         """Start it (again) at the same address and wait until it serves."""
-        command = [
-            *self._prefix,
-            sys.executable,
-            "-m",
-            self._module,
-            "serve",
-            "--socket",
-            self.socket,
-            "--listen",
-            "127.0.0.1:0",
-        ]
+        command = ["serve", "--socket", self.socket, "--listen", "127.0.0.1:0"]
         command += ["--arena-bytes", str(ARENA_BYTES), "--drain-seconds", "0.2", "--metrics-listen", ""]
         command += [*self._default_catalog(), *self._flags]
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, stderr=log)
+        self.process = self._begun(command)
         serving = wait_for(self._serving_line, START_SECONDS_MAX)
         self.tcp_port = serving["tcp_port"] or 0
         self.metrics_port = serving["metrics_port"] or 0
@@ -110,6 +100,13 @@ class BridgeProcess:
     def open_descriptors(self) -> int:
         """Return how many file descriptors it has open."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def _begun(self, arguments: Sequence[str]) -> subprocess.Popen[bytes] | Offspring:
+        forking = None if self._prefix or self._module != "kvbridge" else nursery()
+        if forking is not None:
+            return forking.fork(arguments, self._log)
+        with self._log.open("wb") as log:
+            return subprocess.Popen([*self._prefix, sys.executable, "-m", self._module, *arguments], stderr=log)
 
     def _default_catalog(self) -> list[str]:
         """Return flags for a bridge that hands over few tokens, however many tests break caches."""
