@@ -15,16 +15,21 @@ from tests.api import ApiClient, collect, random_content
 from tests.harness import wait_for
 from tests.network.nodes import SLOW_BYTES_PER_SECOND, TOKENS, Pair, large_spec, refusal, running_pair
 
+ATTEMPTS_MAX = 5
 KILLS = 100
 """How often an owner is killed, for each way that bytes can take."""
 
 
 def begun(pair: Pair, spec: PayloadSpec, pool: ThreadPoolExecutor) -> Future[pb.Part]:
-    """Begin a pull that takes seconds, and return once its bytes flow."""
+    """Begin a pull that takes seconds, and return once its bytes flow; an owner may be too busy to answer at once."""
     pair.proxy.behave(bytes_per_second=SLOW_BYTES_PER_SECOND)
-    asking = pool.submit(pair.acquire, spec)
-    wait_for(lambda: pair.proxy.passed_bytes > 200_000)
-    return asking
+    for _ in range(ATTEMPTS_MAX):
+        asking = pool.submit(pair.acquire, spec)
+        wait_for(lambda asking=asking: asking.done() or pair.proxy.passed_bytes > 200_000)  # type: ignore[misc]
+        if not asking.done():
+            return asking
+        assert refusal(asking.result()) is Reason.OWNER_UNREACHABLE
+    raise AssertionError(f"the owner did not answer in time, {ATTEMPTS_MAX} times")
 
 
 def pulled(pair: Pair, spec: PayloadSpec) -> pb.Part:

@@ -51,41 +51,40 @@ def test_bytes_take_the_way_that_the_owner_tells_of(by_tcp: Pair) -> None:
     by_tcp.consumer.release(part.kv.lease_token)
 
 
-def test_bytes_come_with_the_calls_where_the_other_way_is_barred(by_tcp: Pair) -> None:
+def test_bytes_come_with_the_calls_where_the_other_way_is_barred() -> None:
     """A port that cannot be connected to costs nobody the cache."""
-    port, other = by_tcp.proxy.bulk.port, by_tcp.proxy.bulk
-    spec = large_spec("barred")
-    by_tcp.producer.publish(spec)
-    other.close()
-    with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", port))
-    part = by_tcp.acquire(spec)
-    assert part.WhichOneof("directive") == "kv"
-    by_tcp.consumer.release(part.kv.lease_token)
-
-
-def test_only_who_holds_the_lease_gets_bytes() -> None:
-    """Garbage, half a request, another client's name and a token that is not live get nothing, and the node goes on."""
     with running_pair(transport="tcp") as pair:
-        spec = large_spec("private")
-        _, content = pair.producer.publish(spec)
-        lease = pair.producer.acquire(spec).kv.lease_token
-        mine = request(pair.producer.name, lease)
-        for wrong in (
-            b"",
-            b"GET / HTTP/1.1\r\n\r\n",
-            mine[:20],
-            mine[:-1],
-            request("somebody-else-entirely", lease),
-            request(pair.producer.name, "x" * 32),
-            request("", lease),
-            MAGIC + struct.pack("<HHHH", 9999, 9999, 0, 0),
-            MAGIC + struct.pack("<HHHH", 32, 32, 0, 9999),
-            request(pair.producer.name, "é"),
-        ):
-            assert ask(pair, wrong) == b""
-        assert ask(pair, mine) == struct.pack("<Q", PAYLOAD_BYTES) + content.tobytes()
-        pair.producer.release(lease)
-        assert ask(pair, mine) == b""
-        wait_for(lambda: not pair.producer.arena_usage().leases)
-        assert "Traceback" not in pair.owner.log
+        spec = large_spec("barred")
+        pair.producer.publish(spec)
+        pair.proxy.bulk.close()
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", pair.proxy.bulk.port))
+        part = pair.acquire(spec)
+        assert part.WhichOneof("directive") == "kv"
+        pair.consumer.release(part.kv.lease_token)
+
+
+def test_only_who_holds_the_lease_gets_bytes(by_tcp: Pair) -> None:
+    """Garbage, half a request, another client's name and a token that is not live get nothing, and the node goes on."""
+    spec = large_spec("private")
+    _, content = by_tcp.producer.publish(spec)
+    lease = by_tcp.producer.acquire(spec).kv.lease_token
+    mine = request(by_tcp.producer.name, lease)
+    for wrong in (
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        mine[:20],
+        mine[:-1],
+        request("somebody-else-entirely", lease),
+        request(by_tcp.producer.name, "x" * 32),
+        request("", lease),
+        MAGIC + struct.pack("<HHHH", 9999, 9999, 0, 0),
+        MAGIC + struct.pack("<HHHH", 32, 32, 0, 9999),
+        request(by_tcp.producer.name, "é"),
+    ):
+        assert ask(by_tcp, wrong) == b""
+    assert ask(by_tcp, mine) == struct.pack("<Q", PAYLOAD_BYTES) + content.tobytes()
+    by_tcp.producer.release(lease)
+    assert ask(by_tcp, mine) == b""
+    wait_for(lambda: not by_tcp.producer.arena_usage().leases)
+    assert "Traceback" not in by_tcp.owner.log
