@@ -147,6 +147,8 @@ class BulkSocketServer:
             OSError: it could not be secured, or went away.
         """
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WINDOW_BYTES)
+        # Otherwise the end of what is sent waits for word of what went before, and the other side for that end.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._doorstep.waiting(host):
             async with asyncio.timeout(_REQUEST_SECONDS_MAX):
                 taken = await self._secured(connection)
