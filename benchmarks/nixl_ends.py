@@ -1,7 +1,7 @@
 """The two ends of a transfer by NIXL: `benchmarks.nixl_probe` measures what they do to each other.
 
-`python -m benchmarks.nixl_ends owner` is the far one, and `reader ADDRESS METADATA` one that reads from it until it is
-killed.
+`python -m benchmarks.nixl_ends owner` is the far one, `confined-owner` one that may only read its own memory, and
+`reader ADDRESS METADATA` one that reads from it until it is killed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ SETTINGS = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo", "UCX_LOG_LEVEL": "fatal",
 class End:
     """One process' agent, and memory of which a part is registered with it."""
 
-    def __init__(self, nbytes: int, registered_bytes: int) -> None:
-        """Map the memory and register the beginning of it."""
+    def __init__(self, memory: mmap.mmap) -> None:
+        """Register the beginning of the memory."""
         nixl: Any = importlib.import_module("nixl_cu12")
-        self.memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+        self.memory = np.frombuffer(memory, np.uint8)
         self.address = int(self.memory.ctypes.data)
         self.agent: Any = nixl.nixl_agent(f"probe-{os.getpid()}", nixl.nixl_agent_config())
-        self._registered = self.agent.register_memory([(self.address, registered_bytes, 0, "")], "DRAM")
+        self._registered = self.agent.register_memory([(self.address, PAYLOAD_BYTES, 0, "")], "DRAM")
 
     def serve(self) -> None:
         """Be the owner: say where the memory is, and answer what a byte of it is; give it back when told so."""
-        self.memory[:PAYLOAD_BYTES], self.memory[PAYLOAD_BYTES:] = SHARED, PRIVATE
         _say({"address": self.address, "metadata": self.agent.get_agent_metadata().hex()})
         while command := sys.stdin.readline().strip():
             if command == "deregister":
@@ -54,9 +53,9 @@ class End:
 class Owner:
     """The other process."""
 
-    def __init__(self) -> None:
-        """Start it."""
-        command = [sys.executable, "-m", "benchmarks.nixl_ends", "owner"]
+    def __init__(self, kind: str) -> None:
+        """Start it as one of this kind."""
+        command = [sys.executable, "-m", "benchmarks.nixl_ends", kind]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
         told = _heard(self.process)
@@ -108,15 +107,20 @@ class Reader:
         handle.release()
         return state
 
+    def give_up(self, handle: Any) -> None:
+        """Do all that there is to end a transfer: release its handle, and disconnect."""
+        handle.release()
+        self.end.agent.remove_remote_agent(self._name)
+
     def move(self, here: int, there: int, operation: str = "READ") -> str:
         """Move a page and return how that ended."""
         return self.finish(self.begin([(here, there, mmap.PAGESIZE)], operation))
 
 
 @contextmanager
-def running_owner() -> Iterator[Owner]:
-    """Run an owner."""
-    owner = Owner()
+def running_owner(kind: str = "owner") -> Iterator[Owner]:
+    """Run an owner of this kind."""
+    owner = Owner(kind)
     try:
         yield owner
     finally:
@@ -146,15 +150,27 @@ def wait(is_over: Callable[[], bool]) -> None:
 
 def main() -> None:
     """Be one of the ends."""
-    if sys.argv[1] == "owner":
-        End(2 * PAYLOAD_BYTES, PAYLOAD_BYTES).serve()
+    if sys.argv[1] != "reader":
+        End(_full_memory(is_confined=sys.argv[1] != "owner")).serve()
         return
-    end = End(PAYLOAD_BYTES, PAYLOAD_BYTES)
+    end = End(mmap.mmap(-1, PAYLOAD_BYTES))
     reader = Reader(end, int(sys.argv[2]), bytes.fromhex(sys.argv[3]))
     handle = reader.begin([(0, 0, PAYLOAD_BYTES)])
     wait(lambda: bool(end.memory[0] == SHARED))
     _say({"state": reader.state(handle)})
     sys.stdin.read()
+
+
+def _full_memory(*, is_confined: bool) -> mmap.mmap:
+    """Return an owner's memory, of which one that is confined has only what may be read."""
+    descriptor, nbytes = os.memfd_create("owner"), 2 * PAYLOAD_BYTES
+    os.ftruncate(descriptor, nbytes)
+    content = np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
+    content[:PAYLOAD_BYTES], content[PAYLOAD_BYTES:] = SHARED, PRIVATE
+    if not is_confined:
+        return mmap.mmap(descriptor, nbytes)
+    del content  # And its mapping, which may be written.
+    return mmap.mmap(descriptor, PAYLOAD_BYTES, prot=mmap.PROT_READ)
 
 
 def _say(answer: dict[str, Any]) -> None:
