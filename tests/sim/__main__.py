@@ -30,16 +30,16 @@ def _run(asked: argparse.Namespace) -> int:
     seeds = fresh_seeds(count) if asked.seed is None else range(asked.seed, asked.seed + count)
     total = Total()
     for seed in seeds:
-        report = run_world(seed, strike=asked.strike, rough=asked.rough)
+        report = run_world(seed, strike=asked.strike, rough=asked.rough, crowded=asked.crowded)
         total.add(report)
         if report.problem:
-            print(words(report, asked.strike), flush=True)  # noqa: T201 - people read it
+            print(words(report, asked.strike, crowded=asked.crowded), flush=True)  # noqa: T201 - people read it
     _show(total)
     return bool(total.failures)
 
 
 def _replay(asked: argparse.Namespace) -> int:
-    report = run_world(asked.seed, strike=asked.strike, rough=asked.rough, tracing=True)
+    report = run_world(asked.seed, strike=asked.strike, rough=asked.rough, crowded=asked.crowded, tracing=True)
     for line in report.trace:
         print(line)  # noqa: T201 - people read it
     print(report.problem or "nothing went wrong")  # noqa: T201 - people read it
@@ -49,7 +49,7 @@ def _replay(asked: argparse.Namespace) -> int:
 def _show(total: Total) -> None:
     print(  # noqa: T201 - people read it
         f"{total.runs} runs, {total.steps} steps, {total.seconds:.0f} simulated seconds, {total.reads} reads, "
-        f"{len(total.failures)} failures"
+        f"{total.from_holders} replicas from holders, {len(total.failures)} failures"
     )
     for what, counts in (("answers", total.answers), ("failpoints", total.fired)):
         shown = ", ".join(f"{name} {count}" for name, count in counts.most_common())
@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="the seed to run again, or with --seeds the first of a range")
     parser.add_argument("--strike", type=_strike, help='something that must happen, for example "verify.read crash"')
     parser.add_argument("--rough", action="store_true", help="let much more go wrong")
+    parser.add_argument("--crowded", action="store_true", help="let several nodes want the payloads of one")
     parser.add_argument("--bug", choices=list(BUGS), help="a bug to plant")
     return parser
 

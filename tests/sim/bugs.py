@@ -155,6 +155,23 @@ async def _end_and_keep_the_hold(self: Visit) -> None:
 _end = Visit.end
 
 
+async def _give_back_twice(self: Visit, peer: Any, opened_there: Any) -> None:
+    await _give_back_to_holder(self, peer, opened_there)
+    await _give_back_to_holder(self, peer, opened_there)
+
+
+async def _give_nothing_back(*_: Any) -> None:
+    await asyncio.sleep(0)
+
+
+async def _try_in_vain(self: Visit, holder: Any, answer: Any, spec: Any, seconds_max: float) -> bool:
+    with self._visitor.costs.sources.trying(holder):
+        return await self._receive_from(holder.node_id, answer, spec, seconds_max)
+
+
+_give_back_to_holder = Visit._give_back
+
+
 def _reserved_from_nothing(self: QuarantineKeeper, client: Any, grant: Any, spec: Any) -> None:
     _reserved(self, client, grant, replace(spec, derived_from=()))
 
@@ -207,13 +224,6 @@ async def _once_while_heard(self: TenantAnswers, *terms: Any, stops_unheard: boo
     return await _once(self, *terms, stops_unheard=True, **named)
 
 
-def _note_errors_as_well(self: TenantAnswers, name: tuple[str, str], done: asyncio.Task[Any]) -> None:
-    if done.cancelled() or done.exception() is not None:
-        self._running.discard(done)
-    else:
-        _note_end(self, name, done)
-
-
 def _look_once(self: WatchedFile) -> Any:
     return None if self._judged else _look(self)
 
@@ -224,7 +234,6 @@ def _lift_and_forgive(self: Quarantines, quarantine_id: str) -> bool:
     return _lift(self, quarantine_id)
 
 
-_note_end = TenantAnswers._note_end
 _lend, _once, _look, _lift = Bridge.lend, TenantAnswers.once, WatchedFile.look, Quarantines.lift
 
 
@@ -256,6 +265,12 @@ BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
         "an upload that breaks off keeps its slot": [(Upload, "__exit__", _nothing)],
         "a visit keeps its lease at the owner": [(Visit, "end", _end_and_keep_the_lease)],
         "a visit keeps its hold on the replica": [(Visit, "end", _end_and_keep_the_hold)],
+        "what a holder sends is not compared": [(Visit, "_is_as_sealed", _always)],
+        "a holder's lease is kept": [(Visit, "_give_back", _give_nothing_back)],
+        "a holder's lease is given back twice": [(Visit, "_give_back", _give_back_twice)],
+        "a holder's answer that nobody waits for is forgotten": [(Visit, "_give_back_later", _give_nothing_back)],
+        "a replica of another start of its owner is lent on": [(Replicas, "is_from", _always)],
+        "the owner is not asked when a holder has failed": [(Visit, "_tried", _try_in_vain)],
         "a client that has ended is answered": [(Bridge, "_require_still_alive", _nothing)],
         "quarantine forgets what derives": [(QuarantineKeeper, "reserved", _reserved_from_nothing)],
         "quarantine forgets what is being checked": [
@@ -273,7 +288,7 @@ BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
         "a repeated commit commits twice": [(TenantAnswers, "once", _anew_if(pb.CommitRequest))],
         "a repeated release returns twice": [(TenantAnswers, "once", _anew_if(pb.ReleaseRequest))],
         "what has an effect stops with its caller": [(TenantAnswers, "once", _once_while_heard)],
-        "errors are remembered": [(TenantAnswers, "_note_end", _note_errors_as_well)],
+        "errors are remembered": [(TenantAnswers, "_forget", _nothing)],
         "the id of a request stands for any request": [(answers, "_fingerprint", lambda _: b"")],
         "the reservation of a client that has ended stays": [(Sessions, "require_alive", _nothing)],
         "the kill switch is not obeyed": [(CatalogKeeper, "kill_switch_reason", _nothing)],

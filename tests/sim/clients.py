@@ -31,6 +31,7 @@ from kvbridge.v1 import types_pb2
 from kvbridge.wire import Seal, encode_reference
 from tests.sim import content
 from tests.sim.book import Call
+from tests.sim.crowd import DEADLINES_SECONDS
 from tests.sim.failpoints import Failpoint
 from tests.sim.node import EXPECTED, CallCancelledError, NodeDownError
 from tests.sim.requests import Request, Requests
@@ -48,6 +49,8 @@ _HELD_MAX = 12
 _DIES_WAITING_SHARE = 0.06
 """How often a client dies soon after it has asked for something."""
 _PUBLISHED_MAX = 6
+_WANTED_MAX = 2
+"""How many of a library's payloads a crowd wants at a time."""
 _PIECE_CAPACITY = 20
 
 
@@ -146,8 +149,8 @@ class SimulatedClient:
 
     async def _live(self) -> None:
         deeds: dict[Callable[[Share], Awaitable[None]], float] = {
-            self._publish: 6,
-            self._acquire: 8,
+            self._publish: self._weight(publishing=True),
+            self._acquire: self._weight(publishing=False),
             self._use: 6,
             self._renew: 2,
             self._release: 4,
@@ -163,6 +166,15 @@ class SimulatedClient:
                 await deed(self._here())
             except EXPECTED as error:
                 self.world.trace(f"{self} fails to {deed.__name__}: {type(error).__name__} {error}")
+
+    def _weight(self, *, publishing: bool) -> float:
+        """Return how often the client publishes, or acquires, among everything else that it does."""
+        crowd = self.world.crowd
+        if crowd is None:
+            return 6 if publishing else 8
+        if crowd.publishes(self.host):
+            return 2 if publishing else 1
+        return 0.5 if publishing else 16
 
     def _here(self) -> Share:
         start = self.world.starts[self.host].shares[self._tenant]
@@ -197,6 +209,8 @@ class SimulatedClient:
 
     async def _publish(self, start: Share) -> None:
         [manner] = self.chance.choices(list(MANNERS), list(MANNERS.values()))
+        if self.world.crowd is not None and self.world.crowd.is_wanted(self.host):
+            manner = Manner()
         spec = self._spec()
         if self.attached:
             await self._publish_in_place(start, spec, manner)
@@ -215,7 +229,7 @@ class SimulatedClient:
             linger_seconds=draw.choice((None, None, None, 0.0, 3.0)),
             ttl_seconds=draw.choice((None, None, None, 4.0)),
         )
-        if draw.random() < 0.4:
+        if draw.random() < (0.4 if self.world.crowd is None else 0.1):
             key = f"{TALK}#{draw.randrange(content.PIECES)}"
             return publish(key, capacity_tokens=_PIECE_CAPACITY, count=content.PIECE_TOKENS)
         count = draw.choice((1, 5, 40, 300))
@@ -352,7 +366,8 @@ class SimulatedClient:
             await self._release(start)
         parts = self._parts()
         verification = self.chance.choice((Verification.NONE, Verification.DIGEST, Verification.FULL))
-        deadline_seconds = self.chance.choice((None, 0.004, 0.05, 0.3, 1.0, 3.0, 10.0))
+        hurried = (None, 0.004, 0.05, 0.3, 1.0, 3.0, 10.0)
+        deadline_seconds = self.chance.choice(hurried if self.world.crowd is None else DEADLINES_SECONDS)
 
         async def acquire(call: Call) -> HandoffAnswer:
             asked = Acquisition(
@@ -407,7 +422,7 @@ class SimulatedClient:
     def _parts(self) -> tuple[AcquireTerms, ...]:
         draw = self.chance
         model = content.OTHER_MODEL if draw.random() < 0.05 else content.MODEL
-        if draw.random() < 0.15:
+        if draw.random() < 0.15 and self.world.crowd is None:
             count = draw.randint(1, content.PIECES)
             prompt = content.tokens(TALK, content.PIECE_TOKENS * content.PIECES)
             references = [PayloadReference(key=f"{TALK}#{n}", generation=0) for n in range(count)]
@@ -416,6 +431,13 @@ class SimulatedClient:
 
     def _wanted(self) -> PayloadReference:
         draw = self.chance
+        library = "" if self.world.crowd is None else self.world.crowd.wants(self.host)
+        theirs = [reference for host, _, reference in self.world.published if host == library]
+        if theirs:
+            # The first ones of each start have the same names.
+            usual = PayloadReference(key=f"key-{draw.randrange(2)}", generation=draw.choice((1, 2)))
+            wanted = draw.choice((usual, *theirs[:_WANTED_MAX]))
+            return PayloadReference(key=str(HandoffReference(node_id=library, payload=wanted)), generation=0)
         kind = draw.random()
         if self.world.published and kind < 0.95:
             host, _, reference = draw.choice(self.world.published)  # Whoever else published it.

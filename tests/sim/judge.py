@@ -19,6 +19,7 @@ from tests.sim import content
 from tests.sim.book import Call, Slot, ViolatedError
 
 if TYPE_CHECKING:
+    from tests.sim.node import Start
     from tests.sim.share import Share
 
 WAIT_SECONDS_MAX = 60.0
@@ -41,6 +42,8 @@ class Judge:
     """How often which reason was answered, and how often a lease."""
     reads: int = 0
     """How often bytes were looked at."""
+    from_holders: int = 0
+    """How many replicas came from other nodes than the owner."""
     _stamps: dict[Name, int] = field(default_factory=dict)
     _starts: dict[str, int] = field(default_factory=dict)
     _unfit: set[Name] = field(default_factory=set)
@@ -73,6 +76,18 @@ class Judge:
             raise self.broken(f"{reference} at {start} passed its check, and is not what was declared")
         if start.contaminated(reference):
             raise self.broken(f"{reference} at {start} was committed under quarantine")
+        if is_handoff_reference(reference.key):
+            self._brought(start, committed)
+
+    def _brought(self, start: Share, committed: Committed) -> None:
+        """Look at a replica before anybody can lease it."""
+        reference = committed.descriptor.reference
+        [slot] = (slot for slot in start.book.slots.values() if slot.reference == reference)
+        candidates, memory = self._candidates(start, reference), start.bytes_of(slot)
+        if all(content.wrong_at(memory, committed.descriptor, stamp) is not None for stamp in candidates):
+            raise self.broken(f"{start} took wrong bytes for {reference}")
+        owner = HandoffReference.parse(reference.key).node_id
+        self.from_holders += start.asked_last.get((start.tenant, reference.key), owner) != owner
 
     # Consumers
 
@@ -80,6 +95,21 @@ class Judge:
         """Look at what one node leases to another one."""
         if start.contaminated(lent.grant.reference):
             raise self.broken(f"{lent.grant.reference} at {start} was lent under quarantine")
+
+    def lent_replica(self, start: Share, lent: Lent, number: int) -> None:
+        """Look at a replica that one node leases to another one, which wants it of a start of its owner."""
+        slot = start.book.slot_of(lent.grant.token)
+        if slot is None or slot.flipped:
+            return
+        named = HandoffReference.parse(lent.grant.reference.key)
+        stamp = self._stamps.get((named.node_id, number, start.tenant, named.payload.key, named.payload.generation))
+        if stamp is None or content.wrong_at(start.bytes_of(slot), lent.descriptor, stamp) is not None:
+            raise self.broken(f"{start} lent {lent.grant.reference} as of start {number} of its owner, which it is not")
+
+    def asked_in_vain(self, start: Start, key: str, asked_last: str) -> None:
+        """Look at whom a node asked last for bytes that did not come."""
+        if asked_last not in ("", HandoffReference.parse(key).node_id):
+            raise self.broken(f"{start} gave {key} up when {asked_last} had failed, and did not ask its owner")
 
     def unsound(self, start: Share) -> set[int]:
         """Return the payloads whose bytes have changed and are not being checked, so that the next check must tell."""

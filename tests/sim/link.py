@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.errors import BridgeError
+from kvbridge.core.handoff_reference import HandoffReference, is_handoff_reference
 from kvbridge.core.transfer_encoding import EXACT_FORM, TransferForm
 from kvbridge.link.port import (
     Capabilities,
@@ -45,6 +46,8 @@ class Wires:
         """Pairs of nodes that do not hear one another."""
         self.chance = random.Random(f"{seed} wires")
         self.lost_share, self.garbled_share = lost_share, garbled_share
+        self.slowness: Callable[[str, str], float] = lambda *_: 1.0
+        """How much longer everything takes between two nodes."""
 
     def heal(self) -> None:
         """Behave well from now on."""
@@ -53,7 +56,7 @@ class Wires:
 
     async def carry(self, one: str, other: str) -> None:
         """Take a message from one node to another; never return if it is lost."""
-        await asyncio.sleep(self.chance.choice((0.001, 0.01, 0.05, 0.4)))
+        await asyncio.sleep(self.chance.choice((0.001, 0.01, 0.05, 0.4)) * self.slowness(one, other))
         if frozenset((one, other)) in self.cut or self.chance.random() < self.lost_share:
             await asyncio.get_running_loop().create_future()
 
@@ -77,7 +80,8 @@ class SimulatedPeer:
         self.outstanding: set[str] = set()
         """Leases that the caller knows of and has not given back."""
         self._world, self._caller, self._host = world, caller, host
-        self._tenants: dict[str, str] = {}
+        self._leased: dict[str, tuple[str, str]] = {}
+        """Tenant and handoff reference of every lease."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -96,7 +100,11 @@ class SimulatedPeer:
     async def open(
         self, tenant: str, reference: PayloadReference, *, seconds_max: float, owner_epoch: int = 0
     ) -> Opened | Closed:
-        """Lease a payload; errors as for `Peer.open`."""
+        """Lease a payload, or a replica; errors as for `Peer.open`."""
+        is_replica = is_handoff_reference(reference.key)
+        key = reference.key if is_replica else str(HandoffReference(node_id=self._host, payload=reference))
+        if is_replica:
+            self._caller.asked_last[tenant, key] = self._host
         async with self._answered(seconds_max):
             await self._request(Failpoint.OPEN_REQUEST)
             owner = self._owner()
@@ -106,7 +114,7 @@ class SimulatedPeer:
         self._caller.hear(owner)
         if isinstance(answer, Opened):
             self.outstanding.add(answer.lease_token)
-            self._tenants[answer.lease_token] = tenant
+            self._leased[answer.lease_token] = tenant, key
         return answer
 
     def _lend(self, owner: Start, tenant: str, reference: PayloadReference, owner_epoch: int) -> Opened | Closed:
@@ -124,20 +132,22 @@ class SimulatedPeer:
                 epoch=owner.bridge.epoch,
             )
         self._world.judge.lent(owner.shares[tenant], lent)
+        if owner_epoch and not self._lies():
+            self._world.judge.lent_replica(owner.shares[tenant], lent, self._world.numbers[owner_epoch])
         return Opened(
             lease_token=lent.grant.token,
             ttl_seconds=lent.grant.ttl_seconds,
             descriptor=lent.descriptor,
             fallback=lent.fallback,
             epoch=owner.bridge.epoch,
-            holders=lent.holders,
+            holders=(*self._tells_of(), *lent.holders),
         )
 
     async def pull(
         self, lease_token: str, sink: Sink, *, seconds_max: float, tenant: str = "", form: TransferForm = EXACT_FORM
     ) -> Capabilities:
         """Bring the canonical bytes of a leased payload over; errors as for `Peer.pull`."""
-        del tenant  # There is one.
+        del tenant  # It is the lease's.
         assert form.is_exact, "nothing else was offered"
         try:
             async with asyncio.timeout(seconds_max):
@@ -162,9 +172,21 @@ class SimulatedPeer:
             for pieces in canonical_chunks(slot, layout, length, chunk_bytes=CHUNK_BYTES):
                 self._require_alive(owner)
                 owner.bridge.payload_of_lease(client, lease_token)
-                yield b"".join(pieces)
+                yield self._sends(payload.reference, b"".join(pieces))
         except BridgeError as error:
             raise TransferFailedError(str(error)) from error
+
+    def _sends(self, reference: PayloadReference, chunk: bytes) -> bytes:
+        crowd = self._world.crowd
+        if crowd is None or not is_handoff_reference(reference.key):
+            return chunk
+        return crowd.sends(self._host, chunk)
+
+    def _tells_of(self) -> tuple[str, ...]:
+        return () if self._world.crowd is None else self._world.crowd.tells_of(self._caller.host, self._host)
+
+    def _lies(self) -> bool:
+        return self._world.crowd is not None and self._world.crowd.liar == self._host
 
     def _deliver(self, sink: Sink, chunk: memoryview) -> None:
         """Write a chunk, or let it be received into the memory itself."""
@@ -193,7 +215,9 @@ class SimulatedPeer:
     ) -> None:
         """Give a lease back."""
         del tenant
-        self.outstanding.discard(lease_token)
+        if lease_token not in self.outstanding:
+            raise self._world.judge.broken(f"{self._caller} gives a lease of {self._host} back that it has not")
+        self.outstanding.remove(lease_token)
         with suppress(TimeoutError, BridgeError):
             async with asyncio.timeout(seconds_max):
                 await self._request(Failpoint.RELEASE_REQUEST)
@@ -210,7 +234,8 @@ class SimulatedPeer:
         return Client(client_id=self._caller.client_id, tenant=tenant, attached=False)
 
     def _holder(self, lease_token: str) -> Client:
-        return self._client(self._tenants.get(lease_token, DEFAULT_TENANT))
+        tenant, _ = self._leased.get(lease_token, (DEFAULT_TENANT, ""))
+        return self._client(tenant)
 
     @asynccontextmanager
     async def _answered(self, seconds_max: float) -> AsyncIterator[None]:

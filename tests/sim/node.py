@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvbridge.config import BridgeConfig
@@ -13,11 +14,16 @@ from kvbridge.core.catalog import Catalog
 from kvbridge.core.descriptor import PayloadDescriptor, Verification
 from kvbridge.core.errors import BridgeError
 from kvbridge.core.events import Event
+from kvbridge.core.reasons import Reason
+from kvbridge.core.transfer_encoding import TransferForm
 from kvbridge.memory.descriptor_port import PeerCredentials
 from kvbridge.node.attachments import AttachmentPort
 from kvbridge.node.bridge import Bridge
+from kvbridge.node.byte_checks import Failure
 from kvbridge.node.identity import DEFAULT_TENANT, Client
+from kvbridge.node.source import Source
 from kvbridge.node.verification import ByteFinding
+from kvbridge.node.visit import Visit
 from kvbridge.server.answers import Answers
 from tests.sim.book import CALL, Call
 from tests.sim.failpoints import Failpoint
@@ -63,9 +69,14 @@ class Start:
         """Whether the catalog that runs sets it."""
         self.heard: dict[str, tuple[int, float]] = {}
         """The newest start of each other node that has answered this one, and when it first did."""
+        self.asked_last: dict[tuple[str, str], str] = {}
+        """Of whom this one asked for the bytes of a tenant's handoff reference last."""
         self._rate, self._ahead = rate, world.chance.uniform(0, 1000)
         self.peers = SimulatedPeers(world, self)
         self.bridge = Bridge(config, peers=self.peers, tenants=world.tenants, clock=self.now)
+        world.numbers[self.bridge.epoch] = number
+        if world.crowd is not None:
+            world.crowd.prepare(host, self.bridge)
         self.bridge.catalog.add_listener(self._declared)
         self.port = AttachmentPort(self.bridge)
         self.answers = Answers(config.answers_remembered_max, config.answer_bytes_remembered_max)
@@ -224,5 +235,39 @@ class Start:
             task.add_done_callback(lambda _: work.close())  # If a crash came first it was never begun.
             return task
 
+        self._observe_visits()
         bridge._verifier.check = checked  # type: ignore[method-assign]
         bridge._background.start = begin  # type: ignore[method-assign]
+
+    def _observe_visits(self) -> None:
+        """Look whether a visit for which a holder has failed asks the owner next."""
+        replicas = self.bridge.replicas
+        enter = replicas._enter
+
+        def entered(tenant: str, key: str, form: TransferForm) -> Visit:
+            visit = enter(tenant, key, form)
+            if visit.users == 1:
+                visit._pull = partial(self._pulled, visit._pull, tenant, key)  # type: ignore[method-assign]
+                visit._receive = partial(self._received, visit._receive, tenant, key)  # type: ignore[method-assign]
+            return visit
+
+        replicas._enter = entered  # type: ignore[method-assign]
+
+    async def _pulled(
+        self,
+        pull: Callable[[float | None], Coroutine[Any, Any, Failure | None]],
+        tenant: str,
+        key: str,
+        seconds_left: float | None,
+    ) -> Failure | None:
+        self.asked_last.pop((tenant, key), None)
+        failure = await pull(seconds_left)
+        if failure is not None and failure[0] is Reason.TRANSFER_FAILED:
+            self.world.judge.asked_in_vain(self, key, self.asked_last.get((tenant, key), ""))
+        return failure
+
+    async def _received(
+        self, receive: Callable[..., Coroutine[Any, Any, None]], tenant: str, key: str, source: Source, *terms: Any
+    ) -> None:
+        self.asked_last[tenant, key] = source.node_id
+        await receive(source, *terms)

@@ -25,6 +25,8 @@ class Total:
     """Virtual time."""
     reads: int = 0
     """How often bytes were looked at."""
+    from_holders: int = 0
+    """Replicas that came from other nodes than the owner."""
     answers: Counter[str] = field(default_factory=Counter)
     """Answers by reason."""
     fired: Counter[str] = field(default_factory=Counter)
@@ -38,6 +40,7 @@ class Total:
         self.steps += report.steps
         self.seconds += report.seconds
         self.reads += report.reads
+        self.from_holders += report.from_holders
         self.answers.update(report.answers)
         self.fired.update(report.fired)
         if report.problem:
@@ -49,15 +52,16 @@ def fresh_seeds(count: int) -> Iterator[int]:
     return (secrets.randbits(_FRESH_SEED_BITS) for _ in range(count))
 
 
-def run_all(seeds: Iterable[int]) -> Total:
+def run_all(seeds: Iterable[int], *, crowded: bool = False) -> Total:
     """Run worlds one after another."""
     total = Total()
     for seed in seeds:
-        total.add(run_world(seed))
+        total.add(run_world(seed, crowded=crowded))
     return total
 
 
-def words(report: Report, strike: Strike | None = None) -> str:
+def words(report: Report, strike: Strike | None = None, *, crowded: bool = False) -> str:
     """Say what went wrong in a run, and how to see it again."""
     struck = "" if strike is None else f' --strike "{strike.failpoint} {strike.action}"'
-    return f"seed {report.seed}: {report.problem}\n  replay: python -m tests.sim --seed {report.seed}{struck}"
+    asked = f"--seed {report.seed}{struck}{' --crowded' if crowded else ''}"
+    return f"seed {report.seed}: {report.problem}\n  replay: python -m tests.sim {asked}"

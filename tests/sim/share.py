@@ -26,6 +26,7 @@ class Share:
     def __init__(self, start: Start, tenancy: Tenancy) -> None:
         """Keep the books of a tenancy from here on."""
         self.start, self.tenant, self.bridge, self.answers = start, tenancy.tenant, start.bridge, start.answers
+        self._tenancy = tenancy
         self.reading: Counter[int] = Counter()
         """Payloads whose bytes are being checked."""
         self._origins: dict[PayloadReference, tuple[PayloadReference, ...]] = {}
@@ -55,6 +56,10 @@ class Share:
     def holds(self, slot: memoryview) -> bool:
         """Tell whether a slot lies in this tenant's arena."""
         return _address(slot) in self._addresses
+
+    def bytes_of(self, slot: Slot) -> memoryview:
+        """Return the bytes of a slot, header included."""
+        return self._tenancy.slot(slot.extent)
 
     def look(self) -> None:
         """Look at everything after a step."""

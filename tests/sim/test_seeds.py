@@ -30,6 +30,14 @@ def test_fixed_seeds(chunk: int) -> None:
     assert total.reads
 
 
+def test_crowds() -> None:
+    """Nor where several nodes bring the payloads of one over, from one another as well, and one of them lies."""
+    total = run_all(range(SEEDS_EACH), crowded=True)
+    assert not total.failures, "\n".join(words(failure, crowded=True) for failure in total.failures)
+    assert total.answers["LEASED"]
+    assert total.from_holders
+
+
 @pytest.mark.parametrize("chunk", range(FRESH_SEEDS // SEEDS_EACH))
 def test_fresh_seeds(chunk: int) -> None:
     """Nor in worlds that nobody has seen before."""

@@ -17,6 +17,7 @@ from kvbridge.node.identity import DEFAULT_TENANT
 from tests.sim import content
 from tests.sim.book import CALL, Standing, ViolatedError
 from tests.sim.clients import SimulatedClient
+from tests.sim.crowd import CROWDED_SHARE, HOSTS, LIBRARY, LONGER, ROOM, Crowd
 from tests.sim.failpoints import Failpoint, Failpoints, Strike
 from tests.sim.judge import Judge
 from tests.sim.link import Wires
@@ -48,6 +49,8 @@ class Report:
     """Virtual time."""
     reads: int
     """How often bytes were looked at."""
+    from_holders: int
+    """Replicas that came from other nodes than the owner."""
     answers: dict[str, int]
     """Answers by reason."""
     fired: dict[str, int]
@@ -59,8 +62,10 @@ class Report:
 class World:
     """Everything in one run."""
 
-    def __init__(self, seed: str, *, seconds: float, strike: Strike | None, rough: bool, tracing: bool) -> None:
-        """Begin with nothing but a loop; every fourth world is `rough` anyway."""
+    def __init__(
+        self, seed: str, *, seconds: float, strike: Strike | None, rough: bool, crowded: bool, tracing: bool
+    ) -> None:
+        """Begin with nothing but a loop; every fourth world is `rough` anyway, and every tenth `crowded`."""
         self.seed, self.seconds = seed, seconds
         self.chance = random.Random(f"{seed} world")
         self.loop = SimulatedLoop(seed)
@@ -74,9 +79,16 @@ class World:
             seed, lost_share=self.chance.uniform(0, 0.05) * lossy, garbled_share=self.chance.uniform(0, 0.02) * lossy
         )
         self.hosts = [f"node-{n}" for n in range(self.chance.choice((2, 2, 3) if rough else (1, 2, 2, 3)))]
+        self.crowd: Crowd | None = None
+        """Who wants what of whom, in some worlds."""
+        if crowded or random.Random(f"{seed} crowded").random() < CROWDED_SHARE:
+            self.crowd, self.hosts = Crowd(seed), list(HOSTS)
+            self.wires.slowness = self.crowd.slowness
+        self.numbers: dict[int, int] = {}
+        """Which start of its node has which boot epoch."""
         self.starts: dict[str, Start] = {}
         self.clients: list[SimulatedClient] = []
-        tenants = random.Random(f"{seed} tenants").random() < _SHARED_SHARE
+        tenants = random.Random(f"{seed} tenants").random() < _SHARED_SHARE and self.crowd is None
         self.tenants = (DEFAULT_TENANT, "other") if tenants else (DEFAULT_TENANT,)
         self.published: list[tuple[str, str, PayloadReference]] = []
         """What was committed lately, by node and tenant."""
@@ -87,6 +99,8 @@ class World:
         self._stopping: asyncio.Task[None] | None = None
         self._clients_made = 0
         self._config = self._drawn_config()
+        if self.crowd is not None:
+            self._config.update(ROOM)
         self.operators = Operators(self)
         self.loop.set_task_factory(self._new_task)
         self.loop.set_exception_handler(lambda _, __: None)
@@ -111,8 +125,10 @@ class World:
         for host in self.hosts:
             await self.boot(host)
         self.clients = [self._new_client() for _ in range(len(self.hosts) * self.chance.randint(2, 4))]
+        if self.crowd is not None and self.crowd.restarts_after_seconds is not None:
+            self.loop.call_later(self.crowd.restarts_after_seconds, self._crash_the_library)
         chaos, operators = self.begin(self._cause_chaos()), self.begin(self.operators.work())
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(self.seconds * (1.0 if self.crowd is None else LONGER))
         for deeds in (chaos, operators):
             deeds.cancel()
         await asyncio.wait({chaos, operators})
@@ -193,7 +209,7 @@ class World:
         payload = start.book.occupant(key=slot.reference.key, generation=slot.reference.generation)
         runs = list(
             content.runs(
-                start.bridge._tenancies[start.tenant].slot(slot.extent),
+                start.bytes_of(slot),
                 content.layout_of(payload.descriptor),
                 payload.descriptor.valid_length,
             )
@@ -212,6 +228,9 @@ class World:
 
     async def _crash_a_node(self) -> None:
         self._any_start().crash()
+
+    def _crash_the_library(self) -> None:
+        self.starts[LIBRARY].crash()
 
     async def _restart_nodes(self) -> None:
         for host, start in list(self.starts.items()):
@@ -236,7 +255,9 @@ class World:
 
     def _new_client(self) -> SimulatedClient:
         self._clients_made += 1
-        return SimulatedClient(self, self.chance.choice(self.hosts), self._clients_made)
+        drawn = self.chance.choice(self.hosts)
+        host = drawn if self.crowd is None else self.hosts[self._clients_made % len(self.hosts)]
+        return SimulatedClient(self, host, self._clients_made)
 
     # The end
 
@@ -354,10 +375,11 @@ def run_world(
     seconds: float = 15.0,
     strike: Strike | None = None,
     rough: bool = False,
+    crowded: bool = False,
     tracing: bool = False,
 ) -> Report:
     """Run one world for `seconds` of its time, and what it takes to come to rest."""
-    world = World(str(seed), seconds=seconds, strike=strike, rough=rough, tracing=tracing)
+    world = World(str(seed), seconds=seconds, strike=strike, rough=rough, crowded=crowded, tracing=tracing)
     problem = ""
     with virtual_surroundings(world.loop, str(seed)):
         world.loop.after_each_step(world.look)
@@ -373,6 +395,7 @@ def run_world(
         steps=world.loop.steps,
         seconds=world.loop.time(),
         reads=world.judge.reads,
+        from_holders=world.judge.from_holders,
         answers=world.judge.answers,
         fired={f"{failpoint} {action}": count for (failpoint, action), count in world.failpoints.fired.items()},
         trace=world.lines,
