@@ -107,7 +107,9 @@ class Nursery:
         with self._lock:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            return int(self._process.stdout.readline())
+            answer = self._process.stdout.readline()
+        assert answer, f"the nursery ended with status {self._process.wait(END_SECONDS_MAX)}"
+        return int(answer)
 
 
 @cache
