@@ -114,7 +114,7 @@ class TlsKeeper:
             found = self._checked(read_material(self.files))
         except TlsFileError as error:
             self._signature = None
-            return error
+            return error if self._stat() == before else None
         if self._stat() != before:
             self._signature = None
             return None

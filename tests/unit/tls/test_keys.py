@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from kvbridge.tls import KEY_KINDS, CertificateError, TlsFileError, TlsFiles, TlsKeeper, key_kind_of, read_material
+from kvbridge.tls import (
+    KEY_KINDS,
+    CertificateError,
+    TlsFileError,
+    TlsFiles,
+    TlsKeeper,
+    TlsMaterial,
+    key_kind_of,
+    read_material,
+)
 from tests.certificates import LOCAL, Authority, Secret
 from tests.odd_certificates import BAD_KEYS, GOOD_KEYS, issue
 
@@ -78,6 +88,31 @@ def test_one_that_it_takes_is_used(secret: Secret, kind: str) -> None:
     secret.put(issued, AUTHORITY.certificate)
     look(keeper)
     assert keeper.material.certificate == issued.certificate
+
+
+class Racing(TlsKeeper):
+    """Sees its files replaced while it reads them, so that the certificate is an old one and the key a new one."""
+
+    swap: Callable[[], object] | None = None
+
+    def _checked(self, material: TlsMaterial) -> TlsMaterial:
+        if self.swap is None:
+            return super()._checked(material)
+        swap, self.swap = self.swap, None
+        swap()
+        raise TlsFileError("cannot be used together")
+
+
+def test_what_was_read_while_files_changed_is_no_failure(secret: Secret) -> None:
+    """Half of the old and half of the new is nobody's mistake; the next look finds the new."""
+    keeper = Racing("server", files(secret), poll_seconds=1000.0, warning_seconds=0.0)
+    secret.put(AUTHORITY.issue(*LOCAL), AUTHORITY.certificate)
+    last = AUTHORITY.issue(*LOCAL)
+    keeper.swap = lambda: secret.put(last, AUTHORITY.certificate)
+    look(keeper)
+    assert (keeper.standing().failures, keeper.standing().problem) == (0, "")
+    look(keeper)
+    assert keeper.material.certificate == last.certificate
 
 
 def test_a_certificate_that_is_not_yet_valid_waits_for_its_time(secret: Secret) -> None:
