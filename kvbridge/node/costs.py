@@ -37,7 +37,7 @@ class CostKeeper:
     ) -> None:
         """Start without any measurement; `clock` gives monotonic seconds."""
         self._clock = clock
-        self._pulled_at: dict[str, float] = {}  # by node; only nodes that are known are pulled from
+        self._pulled_at: dict[str, float] = {}  # by node, the one pulled from last at the end
         self._limits = limits or CostLimits()
         self._pulls = CostModel(self._limits)
         self._of_tenants: dict[str, CostModel] = {}
@@ -118,7 +118,10 @@ class CostKeeper:
         """Take the node's own measurement of bytes that came from another node."""
         with suppress(InvalidFieldError):  # A clock that showed no time at all.
             self._pulls.record_transfer((source, self._node_id), nbytes, seconds)
+            self._pulled_at.pop(source, None)
             self._pulled_at[source] = self._clock()
+            if len(self._pulled_at) > self._limits.pairs_max:
+                del self._pulled_at[next(iter(self._pulled_at))]
 
     def _pulled(self, here: Estimate, source: str, nbytes: int) -> Estimate:
         """Return an estimate in which the handoff costs the way from another node, too; it was for this host."""

@@ -17,6 +17,8 @@ from kvbridge.link.port import OwnerUnreachableError, Peers
 from kvbridge.node.background import Background
 from kvbridge.node.waiting import patience
 
+NODES_MAX = 16_384
+"""Most nodes that are remembered, under whatever names they come and go; replicas of others are brought over again."""
 _ASKING_SECONDS_MAX = 0.25
 """How long a caller waits at most for a node to say whether it is still the same."""
 
@@ -47,7 +49,7 @@ class Incarnations:
 
     def hear(self, node_id: str, epoch: int) -> None:
         """Note the epoch in an answer of a node."""
-        known = self._known.setdefault(node_id, _Known())
+        known = self._noted(node_id)
         known.epoch, known.asked_at = epoch, self._clock()
 
     def of(self, node_id: str) -> int | None:
@@ -63,12 +65,19 @@ class Incarnations:
             await asyncio.wait(asking, timeout=_ASKING_SECONDS_MAX if left is None else min(left, _ASKING_SECONDS_MAX))
 
     def _ask(self, node_id: str) -> asyncio.Task[None] | None:
-        known = self._known.setdefault(node_id, _Known())
+        known = self._noted(node_id)
         if self._clock() - known.asked_at < self._seconds_fresh:
             return None
         if known.asking is None:
             known.asking = self._background.start(self._ping(node_id, known))
         return known.asking
+
+    def _noted(self, node_id: str) -> _Known:
+        """Return what is known of a node, which is the last one to be forgotten from here on."""
+        known = self._known[node_id] = self._known.pop(node_id, _Known())
+        if len(self._known) > NODES_MAX:
+            del self._known[next(iter(self._known))]
+        return known
 
     async def _ping(self, node_id: str, known: _Known) -> None:
         peer = self._peers.find(node_id)

@@ -13,6 +13,9 @@ AVOID_SECONDS_MIN = 30.0
 AVOID_SECONDS_MAX = 3600.0
 """How long at most."""
 
+AVOIDED_MAX = 4096
+"""Most nodes of which it is remembered that they failed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Avoided:
@@ -63,7 +66,10 @@ class Sources:
         now = self._clock()
         before = self._avoided.get(node_id)
         seconds = AVOID_SECONDS_MIN if before is None else min(2 * before.seconds, AVOID_SECONDS_MAX)
+        self._avoided.pop(node_id, None)
         self._avoided[node_id] = _Avoided(until=now + seconds, seconds=seconds)
+        if len(self._avoided) > AVOIDED_MAX:
+            del self._avoided[next(iter(self._avoided))]
 
     def succeeded(self, node_id: str) -> None:
         """Forget that a holder failed."""
