@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.scale.running import answered, simulate
@@ -36,6 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--fan-out-exponent", type=float, default=3.0, metavar="X", help="nearer to 1: more popular ones"
     )
     parser.add_argument("--uplink-gbit", type=float, default=25.0, metavar="X", help="how fast a node sends")
+    parser.add_argument(
+        "--kept",
+        type=Path,
+        metavar="FOLDER",
+        help="keep what is done there, and go on from it; of one version of the code only",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args(arguments)
     scale = Scale(
@@ -48,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         uplink_bytes_per_second=options.uplink_gbit * 1e9 / 8,
     )
     began_at = time.monotonic()
-    tally = simulate(scale, workers=options.workers, shows_progress=True)
-    figures = figures_of(scale, tally) | {"wall_seconds": time.monotonic() - began_at, "cpu_seconds": _cpu_seconds()}
+    tally = simulate(scale, workers=options.workers, shows_progress=True, kept=options.kept)
+    figures = figures_of(scale, tally) | {"wall_seconds": time.monotonic() - began_at}
     print(json.dumps(figures, indent=2) if options.json else table(figures))
     return 0
 
@@ -77,6 +83,7 @@ def figures_of(scale: Scale, tally: Tally) -> dict[str, Any]:
         "payloads_at_once_on_a_node_max": max(tally.live_max),
         "owners_pulled_from_mean": sum(tally.owners_called) / max(len(tally.owners_called), 1),
         "generation_max": tally.generation_max,
+        "cpu_seconds": tally.cpu_seconds,
     }
 
 
@@ -89,11 +96,6 @@ def table(figures: dict[str, Any]) -> str:
             shown = f"{figure:,.4g}" if isinstance(figure, float) else f"{figure:,}"
             lines.append(f"{(name + ': ' + inner) if inner else name:<60}{shown:>20}")
     return "\n".join(lines)
-
-
-def _cpu_seconds() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 if __name__ == "__main__":

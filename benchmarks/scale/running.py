@@ -1,12 +1,18 @@
-"""Both passes over all nodes, in as many processes as there may be."""
+"""Both passes over all nodes, in as many processes as there may be.
+
+A pass has many parts, and what each gives can be kept in a folder: a run that was stopped then goes on where it was.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,8 +30,8 @@ _SHOWN_EVERY_SECONDS = 30.0
 _Result = TypeVar("_Result")
 
 
-def simulate(scale: Scale, *, workers: int = 1, shows_progress: bool = False) -> Tally:
-    """Live everybody's life and return what was counted.
+def simulate(scale: Scale, *, workers: int = 1, shows_progress: bool = False, kept: Path | None = None) -> Tally:
+    """Live everybody's life and return what was counted; what lies in the folder `kept` already is not lived again.
 
     Raises:
         SimulationError: something happened that must not.
@@ -35,15 +41,20 @@ def simulate(scale: Scale, *, workers: int = 1, shows_progress: bool = False) ->
     ranges = [
         range(begin, min(begin + _NODES_PER_TASK, scale.nodes)) for begin in range(0, scale.nodes, _NODES_PER_TASK)
     ]
-    for part, answered in _spread(play_owners, ((scale, nodes) for nodes in ranges), workers, show):
+    folder = None if kept is None else _folder_of(scale, kept)
+    for (part, answered), cpu_seconds in _spread(
+        play_owners, ((scale, nodes) for nodes in ranges), workers, show, folder
+    ):
         tally.add(part)
+        tally.cpu_seconds += cpu_seconds
         answers.append(answered)
     by_consumer = np.concatenate(answers)
     by_consumer = by_consumer[np.lexsort((by_consumer["owner"], by_consumer["at"], by_consumer["consumer"]))]
     bounds = np.searchsorted(by_consumer["consumer"], [nodes.start for nodes in ranges] + [scale.nodes])
     shares = [by_consumer[begin:end] for begin, end in pairwise(bounds.tolist())]
-    for part in _spread(play_consumers, ((scale, share) for share in shares), workers, show):
+    for part, cpu_seconds in _spread(play_consumers, ((scale, share) for share in shares), workers, show, folder):
         tally.add(part)
+        tally.cpu_seconds += cpu_seconds
     _check(scale, tally, by_consumer)
     return tally
 
@@ -68,18 +79,40 @@ def _spread(
     tasks: Iterable[tuple[Any, ...]],
     workers: int,
     show: Callable[[], None] | None,
-) -> Iterator[_Result]:
+    folder: Path | None,
+) -> Iterator[tuple[_Result, float]]:
+    """Yield what each part gives, and the processor seconds that it took."""
+    named = ((None if folder is None else folder / f"{work.__name__}-{n}", task) for n, task in enumerate(tasks))
     if workers == 1:
-        for task in tasks:
-            yield work(*task)
+        for file, task in named:
+            yield _part(file, work, task)
             if show is not None:
                 show()
         return
     with ProcessPoolExecutor(workers) as pool:
-        for future in as_completed([pool.submit(work, *task) for task in tasks]):
+        for future in as_completed([pool.submit(_part, file, work, task) for file, task in named]):
             yield future.result()
             if show is not None:
                 show()
+
+
+def _part(file: Path | None, work: Callable[..., _Result], task: tuple[Any, ...]) -> tuple[_Result, float]:
+    if file is not None and file.exists():
+        kept: tuple[_Result, float] = pickle.loads(file.read_bytes())
+        return kept
+    began_at = time.process_time()
+    done = work(*task), time.process_time() - began_at
+    if file is not None:
+        half = file.with_suffix(".half")
+        half.write_bytes(pickle.dumps(done))
+        half.replace(file)
+    return done
+
+
+def _folder_of(scale: Scale, kept: Path) -> Path:
+    folder = kept / hashlib.blake2b(repr(scale).encode(), digest_size=8).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _shower(nodes: int) -> Callable[[], None]:

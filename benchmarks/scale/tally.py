@@ -34,6 +34,8 @@ class Tally:
     """Greatest generation of any key."""
     writes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Commands that write to a directory that keeps keys, in each second."""
+    cpu_seconds: float = 0.0
+    """What the simulation took of processors."""
 
     def add(self, other: Tally) -> None:
         """Take over what was counted elsewhere."""

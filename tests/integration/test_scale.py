@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,6 +62,20 @@ def test_the_same_seed_is_the_same_world_however_many_processes_play_it(small: T
     assert (again.events, again.calls, again.generation_max) == (small.events, small.calls, small.generation_max)
     assert np.array_equal(again.writes, small.writes)
     assert other.events != small.events
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(small: Tally, tmp_path: Path) -> None:
+    """Whatever is kept of it, what comes out is the same, and nothing of it is lived twice."""
+    simulate(SMALL, kept=tmp_path)
+    parts = sorted(tmp_path.glob("*/*"))
+    assert len(parts) > 2
+    parts[0].unlink()
+    untouched = {part: part.stat().st_mtime_ns for part in parts[1:]}
+    again = simulate(SMALL, kept=tmp_path)
+    assert (again.events, again.calls, again.live_max) == (small.events, small.calls, small.live_max)
+    assert parts[0].exists()
+    assert {part: part.stat().st_mtime_ns for part in untouched} == untouched
+    assert simulate(replace(SMALL, seed=2), kept=tmp_path).events != small.events
 
 
 def test_an_uplink_that_cannot_serve_all_gives_text_in_time() -> None:
