@@ -112,7 +112,7 @@ def test_an_alignment_that_is_not_good_enough_counts_whenever_it_stands_in_the_w
 
 def _failing(*reasons: Reason) -> Verdict:
     found = records.verdict()
-    problems = [replace(finding, problem="bad") if finding.reason in reasons else finding for finding in found.findings]
+    problems = [finding._replace(problem="bad") if finding.reason in reasons else finding for finding in found.findings]
     return Verdict(findings=tuple(problems))
 
 

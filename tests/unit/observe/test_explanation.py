@@ -89,8 +89,8 @@ def test_a_reason_of_a_newer_release_is_shown_by_its_number() -> None:
 
 def test_a_part_that_only_its_route_refused_says_so() -> None:
     """What would have been a cache is told where shadows and canaries are watched."""
-    finding = replace(
-        records.leased().verdict.findings[0], reason=Reason.ROUTE_OFF, problem="only shadows", is_roll_out=True
+    finding = (
+        records.leased().verdict.findings[0]._replace(reason=Reason.ROUTE_OFF, problem="only shadows", is_roll_out=True)
     )
     part = records.leased(leased=False, verdict=replace(records.leased().verdict, findings=(finding,)))
     assert "would have been a cache" in text(records.record(part))
