@@ -175,10 +175,13 @@ class World:
             raise ViolatedError(self.judge.problems[0])
 
     def _quiet_seconds(self) -> float:
-        """Return how long to leave the world alone until everything must have ended by itself."""
+        """Return how long to leave the world alone until everything must have ended by itself.
+
+        A payload ends by its time to live however long it may linger, and goes when its references have.
+        """
         config = self._config
         references = max(config["lease_ttl_seconds"], config["reservation_ttl_seconds"])
-        ended: float = references + config["ttl_seconds"] + config["linger_seconds"]
+        ended: float = references + config["ttl_seconds"]
         return _SPARE_SHARE * ended + _SPARE_SECONDS
 
     # What happens
