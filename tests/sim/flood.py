@@ -43,7 +43,7 @@ from tests.sim.loop import SimulatedLoop, virtual_surroundings
 
 _MARGIN_SHARE = 1.05
 """How much what is counted by its entries may be above what it was half-way: dictionaries are not all equally full."""
-_EXPIRED_TOKENS_MAX = 256
+_EXPIRED_TOKENS_MAX, _ORDERS_MAX = 256, 128
 _PREFETCHED_AT_ONCE = 8
 _QUARANTINES_EVERY, _ROTS_EVERY = 5, 3
 _PAUSE_SECONDS = 0.02
@@ -99,6 +99,8 @@ class Flood:
         self.bridge = Bridge(self.config, clock=loop.time)
         references = self.bridge._tenancies[DEFAULT_TENANT]._ledger._life.references
         references.limits = replace(references.limits, expired_tokens_max=_EXPIRED_TOKENS_MAX)  # Not configured.
+        orders = self.bridge.cluster.orders._book
+        orders._limits = replace(orders._limits, revocations_max=_ORDERS_MAX, lifted_max=_ORDERS_MAX)
         self.answers = Answers(self.config.answers_remembered_max, self.config.answer_bytes_remembered_max)
         self._ways: tuple[Callable[[], Awaitable[None]], ...] = (
             self._acquire_what_nobody_knows,
@@ -282,6 +284,8 @@ class Flood:
             "records": (len(bridge.journal._records), config.journal_records_max),
             "provenance of payloads": (len(book.provenance._origins), known),
             "provenance of handoffs": (len(book.provenance._receipts), config.provenance_handoffs_max),
+            "revocations": (len(bridge.cluster.orders._book._revocations), _ORDERS_MAX),
+            "quarantines that were lifted": (len(bridge.cluster.orders._book._lifted), _ORDERS_MAX),
             "quarantines": (len(book._in_force), config.quarantines_max),
             "breakers": (len(mine.breakers), config.breakers_max),
             "bad payloads": (len(mine.bad_payloads), config.breakers_max),
