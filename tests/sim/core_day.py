@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.core_day", description=__doc__)
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--per-second", type=float, default=100.0)
-    parser.add_argument("--growth-max", type=float, default=1.01, help="the last hour's memory over the second one's")
+    parser.add_argument("--growth-max", type=float, default=1.01, help="the last hour's memory over the third one's")
     asked = parser.parse_args(arguments)
     gc.freeze()
     gc.set_threshold(700, 10, 500)  # As a node has it, which collects the oldest generation rarely.
