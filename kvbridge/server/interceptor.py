@@ -51,6 +51,7 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
         self._calls = calls
         self._open = open_calls
         self._refusals = refusals
+        self._handlers: dict[str, _Handler] = {}  # by method: to wrap one takes longer than to look it up
 
     async def intercept_service(
         self,
@@ -62,7 +63,11 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
         if handler is None:
             note_unknown(self._refusals)
             return None
-        return self._wrapped(handler_call_details.method, handler)
+        name = handler_call_details.method
+        wrapped = self._handlers.get(name)
+        if wrapped is None:
+            wrapped = self._handlers[name] = self._wrapped(name, handler)
+        return wrapped
 
     def _wrapped(self, name: str, handler: _Handler) -> _Handler:
         deserializer, serializer = cast("Any", handler.request_deserializer), handler.response_serializer

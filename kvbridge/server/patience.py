@@ -53,6 +53,7 @@ class PatienceInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # ge
         """Keep the limits in `config`, and count in `streams`."""
         self._config = config
         self._streams = streams
+        self._handlers: dict[str, _Handler] = {}  # by method: to wrap one takes longer than to look it up
 
     async def intercept_service(
         self,
@@ -64,6 +65,12 @@ class PatienceInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # ge
         if handler is None:
             return None
         name = str(handler_call_details.method)
+        wrapped = self._handlers.get(name)
+        if wrapped is None:
+            wrapped = self._handlers[name] = self._wrapped(name, handler)
+        return wrapped
+
+    def _wrapped(self, name: str, handler: _Handler) -> _Handler:
         method: Any = _method_of(handler)
         if not handler.request_streaming:
             method = self._reading(cast("Any", handler.request_deserializer), method)
@@ -73,7 +80,10 @@ class PatienceInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # ge
             method = self._counted(method)
         make: Any = _MAKERS[bool(handler.response_streaming)]
         deserializer = handler.request_deserializer if handler.request_streaming else None
-        return make(method, request_deserializer=deserializer, response_serializer=handler.response_serializer)
+        wrapped: _Handler = make(
+            method, request_deserializer=deserializer, response_serializer=handler.response_serializer
+        )
+        return wrapped
 
     def _reading(self, parse: Callable[[bytes], Any] | None, method: _Method) -> _Method:
         """Return a method that takes the first of a stream of messages, and calls `method` with it."""
