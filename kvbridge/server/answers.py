@@ -7,7 +7,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
@@ -15,6 +15,8 @@ from kvbridge.core.errors import InvalidFieldError
 from kvbridge.node.identity import Client
 
 _Answer = TypeVar("_Answer")
+_Name: TypeAlias = tuple[str, str]
+"""Client and request id."""
 _REQUEST_ID_CHARACTERS_MAX = 64
 
 
@@ -62,7 +64,8 @@ class Answers:
 class TenantAnswers:
     """The newest answers by client and request id.
 
-    Errors are not remembered: a request that failed has changed nothing and may be tried again.
+    Errors are not remembered: a request that failed has changed nothing and may be tried again. What is under way is
+    never forgotten, however much has been answered since, or its repetition would do it once more.
     """
 
     def __init__(self, answers_max: int, answer_bytes_max: int) -> None:
@@ -70,12 +73,13 @@ class TenantAnswers:
         self._answers_max = answers_max
         self._answer_bytes_max = answer_bytes_max
         self._answer_bytes = 0
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        self._running: set[asyncio.Task[Any]] = set()
+        self._answered: OrderedDict[_Name, _Entry] = OrderedDict()
+        self._under_way: dict[_Name, _Entry] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()  # those that are being stopped, too
 
     def __len__(self) -> int:
-        """Return how many answers are remembered."""
-        return len(self._entries)
+        """Return how many answers are remembered or under way."""
+        return len(self._answered) + len(self._under_way)
 
     async def once(
         self,
@@ -98,10 +102,10 @@ class TenantAnswers:
         """
         if not 0 < len(request_id) <= _REQUEST_ID_CHARACTERS_MAX or not request_id.isprintable():
             raise InvalidFieldError("request_id", f"must be 1 to {_REQUEST_ID_CHARACTERS_MAX} printable characters")
-        fingerprint = _fingerprint(request)
-        entry = self._entries.get((client_id, request_id))
+        name, fingerprint = (client_id, request_id), _fingerprint(request)
+        entry = self._under_way.get(name) or self._answered.get(name)
         if entry is None:
-            entry = self._begin((client_id, request_id), fingerprint, work)
+            entry = self._begin(name, fingerprint, work)
         elif entry.fingerprint != fingerprint:
             raise InvalidFieldError("request_id", "was used before for another request")
         entry.callers += 1
@@ -112,14 +116,14 @@ class TenantAnswers:
             unheard = stops_unheard and entry.callers == 1
             if (stops_with_caller or unheard) and not entry.task.done():
                 # Forgotten at once, so that the next try does not meet the one that is being stopped.
-                self._forget((client_id, request_id), entry.task)
+                self._forget(name, entry.task)
                 entry.task.cancel()
             raise
         finally:
             entry.callers -= 1
         return answer
 
-    def _begin(self, name: tuple[str, str], fingerprint: bytes, work: Callable[[], Awaitable[_Answer]]) -> _Entry:
+    def _begin(self, name: _Name, fingerprint: bytes, work: Callable[[], Awaitable[_Answer]]) -> _Entry:
         async def run() -> _Answer:
             try:
                 return await work()
@@ -129,35 +133,33 @@ class TenantAnswers:
                 raise
 
         task = asyncio.get_running_loop().create_task(run())
-        entry = self._entries[name] = _Entry(fingerprint=fingerprint, task=task)
-        self._running.add(task)
+        entry = self._under_way[name] = _Entry(fingerprint=fingerprint, task=task)
+        self._tasks.add(task)
         task.add_done_callback(lambda done: self._note_end(name, done))
-        self._make_room()
         return entry
 
-    def _note_end(self, name: tuple[str, str], done: asyncio.Task[Any]) -> None:
-        """Weigh an answer, which may carry a long text; forget an error."""
-        self._running.discard(done)
-        if done.cancelled() or done.exception() is not None:
-            self._forget(name, done)
+    def _note_end(self, name: _Name, done: asyncio.Task[Any]) -> None:
+        """Weigh an answer, which may carry a long text, and remember it; forget an error."""
+        self._tasks.discard(done)
+        failed = done.cancelled() or done.exception() is not None  # Looked at, so that nobody is told of it as unheard.
+        entry = self._forget(name, done)
+        if failed or entry is None:
             return
-        entry = self._entries.get(name)
         answer = done.result()
-        if entry is not None and entry.task is done and isinstance(answer, Message):
-            entry.answer_bytes = answer.ByteSize()
-            self._answer_bytes += entry.answer_bytes
-            self._make_room()
+        entry.answer_bytes = answer.ByteSize() if isinstance(answer, Message) else 0
+        self._answered[name] = entry
+        self._answer_bytes += entry.answer_bytes
+        self._make_room()
 
     def _make_room(self) -> None:
-        while len(self._entries) > self._answers_max or self._answer_bytes > self._answer_bytes_max:
-            _, oldest = self._entries.popitem(last=False)
+        while len(self._answered) > self._answers_max or self._answer_bytes > self._answer_bytes_max:
+            _, oldest = self._answered.popitem(last=False)
             self._answer_bytes -= oldest.answer_bytes
 
-    def _forget(self, name: tuple[str, str], task: asyncio.Task[Any]) -> None:
-        entry = self._entries.get(name)
-        if entry is not None and entry.task is task:
-            del self._entries[name]
-            self._answer_bytes -= entry.answer_bytes
+    def _forget(self, name: _Name, task: asyncio.Task[Any]) -> _Entry | None:
+        """Return what was under way under this name, if it was this task."""
+        entry = self._under_way.get(name)
+        return self._under_way.pop(name) if entry is not None and entry.task is task else None
 
 
 def _fingerprint(request: Message) -> bytes:

@@ -100,6 +100,21 @@ async def test_the_oldest_answers_are_forgotten() -> None:
     assert await answers.once("client", "0", REQUEST, work) == 6
 
 
+async def test_what_is_under_way_is_not_forgotten() -> None:
+    """Whatever is answered meanwhile, a repetition waits for it and does nothing once more."""
+    answers, slow, quick = TenantAnswers(2, 1 << 20), Work(), Work()
+    slow.go.clear()
+    first = asyncio.create_task(answers.once("client", "slow", REQUEST, slow))
+    await asyncio.sleep(0)
+    for number in range(5):
+        await answers.once("client", str(number), REQUEST, quick)
+    again = asyncio.create_task(answers.once("client", "slow", REQUEST, slow))
+    await asyncio.sleep(0)
+    slow.go.set()
+    assert list(await asyncio.gather(first, again)) == [1, 1]
+    assert len(answers) == 2
+
+
 @pytest.mark.parametrize("stops", [False, True])
 async def test_work_goes_on_without_its_caller_unless_it_reads_from_it(stops: bool) -> None:
     """A caller that goes away leaves its work running for the next try, or takes it along if it must."""
