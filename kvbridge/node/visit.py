@@ -24,7 +24,14 @@ from typing import Any, TypeVar
 
 from kvbridge.core.cost.sources import Candidate, holders_seconds
 from kvbridge.core.descriptor import PayloadReference, PayloadSpec, Verification
-from kvbridge.core.errors import BridgeError, InvalidFieldError, MemoryExhaustedError, UnknownReferenceError
+from kvbridge.core.errors import (
+    BridgeError,
+    InvalidFieldError,
+    LimitExceededError,
+    MemoryExhaustedError,
+    UnavailableError,
+    UnknownReferenceError,
+)
 from kvbridge.core.handoff_reference import HandoffReference
 from kvbridge.core.journal import Pull
 from kvbridge.core.layout import SlotLayout, slot_layout
@@ -57,6 +64,8 @@ _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
 _RELEASE_SECONDS_MAX = 2.0
+_OWN_REFUSALS = (MemoryExhaustedError, LimitExceededError, UnavailableError)
+"""What this node refuses itself, whoever sends the bytes."""
 
 
 class Visit:
@@ -239,7 +248,7 @@ class Visit:
             with sources.trying(holder):
                 if not await self._receive_from(holder.node_id, answer, spec, seconds_max):
                     return False  # Its replica is gone, as they go.
-        except MemoryExhaustedError:
+        except _OWN_REFUSALS:
             raise
         except (BridgeError, TimeoutError) as error:
             _log.warning("a replica could not be had", extra={"holder": holder.node_id, "problem": str(error)})

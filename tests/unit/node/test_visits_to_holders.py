@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvbridge.core.cost.curve import RATES_MIN
 from kvbridge.core.descriptor import PayloadReference
+from kvbridge.core.errors import BridgeError, LimitExceededError, MemoryExhaustedError, UnavailableError
 from kvbridge.core.reasons import Reason
 from kvbridge.link.memory import MemoryPayload, MemoryPeer
 from kvbridge.link.port import ReplicaNotice
@@ -225,6 +226,36 @@ def test_a_holder_that_failed_is_not_asked_again_for_a_while() -> None:
         trio.node.bridge.replicas._epochs.clear()
         await trio.take()
         assert trio.counts == (2, 2)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        LimitExceededError("references_max", 1),
+        UnavailableError("the node is shutting down"),
+        MemoryExhaustedError(1, 0, 1),
+    ],
+)
+def test_what_the_node_refuses_itself_is_no_fault_of_a_holder(
+    monkeypatch: pytest.MonkeyPatch, refusal: BridgeError
+) -> None:
+    """Nobody else is asked for what there is no place for, and the holder is asked again the next time."""
+
+    async def scene(trio: Trio) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(type(trio.node.bridge), "reserve_for_stream", raising(refusal))
+            assert isinstance(await trio.acquire(), Fallback)
+        assert trio.counts == (0, 0)
+        await trio.take()
+        assert trio.counts == (0, 1)
+
+    def raising(error: BridgeError) -> Callable[..., Any]:
+        def refuse(*_: Any) -> None:
+            raise error
+
+        return refuse
 
     play(scene)
 
