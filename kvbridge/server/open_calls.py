@@ -6,6 +6,7 @@ Whoever watches stays for long, and whoever asks once does not: they have places
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from ipaddress import AddressValueError, IPv6Address
 from urllib.parse import unquote
 
 from kvbridge.node.quotas import NODE_LIMIT
@@ -54,4 +55,7 @@ def network_of(host: str) -> str:
     """Return an address of IPv4 as it is, and of one of IPv6 its network."""
     if ":" not in host or "." in host:
         return host
-    return ":".join(host.split(":")[:_NETWORK_GROUPS])
+    try:
+        return ":".join(IPv6Address(host.partition("%")[0]).exploded.split(":")[:_NETWORK_GROUPS])
+    except AddressValueError:
+        return host
