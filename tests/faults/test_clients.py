@@ -57,7 +57,8 @@ PRODUCER_STAGES = (
     Stage(role="produce", stage="written", slow=True, after=LOST),
     Stage(role="produce", stage="committing", after=PUBLISHED),
     Stage(role="produce", stage="published", slow=True, after=PUBLISHED),
-    Stage(role="produce", stage="committing", by_value=True, after={"published": False}),
+    # Buffers on the way may have held all of it: then it is published, for the bridge had everything.
+    Stage(role="produce", stage="committing", by_value=True, after={"held": False}),
 )
 CONSUMER_STAGES = (
     Stage(role="consume", stage="acquiring", after={"accepted": False}),
