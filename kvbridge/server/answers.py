@@ -94,8 +94,9 @@ class TenantAnswers:
         """Do `work` for this request, or return what it gave before.
 
         The work goes on if the caller goes away, so that its next try finds the answer; unless it `stops_with_caller`,
-        as work must that reads from the caller, or `stops_unheard`, that is with the last caller who waits for it, as
-        work should that takes long and leaves nothing if it is stopped.
+        as work must that reads from the caller (the next try waits for its end, and does its own if it failed), or
+        `stops_unheard`, that is with the last caller who waits for it, as work should that takes long and leaves
+        nothing if it is stopped.
 
         Raises:
             InvalidFieldError: the request id is missing, too long, or was used for another request.
@@ -103,11 +104,12 @@ class TenantAnswers:
         if not 0 < len(request_id) <= _REQUEST_ID_CHARACTERS_MAX or not request_id.isprintable():
             raise InvalidFieldError("request_id", f"must be 1 to {_REQUEST_ID_CHARACTERS_MAX} printable characters")
         name, fingerprint = (client_id, request_id), _fingerprint(request)
-        entry = self._under_way.get(name) or self._answered.get(name)
-        if entry is None:
-            entry = self._begin(name, fingerprint, work)
-        elif entry.fingerprint != fingerprint:
-            raise InvalidFieldError("request_id", "was used before for another request")
+        while (entry := self._found(name, fingerprint)) is not None and stops_with_caller:
+            # What another caller brought is none of this one's failures: it brings everything itself.
+            await asyncio.wait({entry.task})
+            if not _failed(entry.task):
+                break
+        entry = entry or self._begin(name, fingerprint, work)
         entry.callers += 1
         try:
             answer: _Answer = await asyncio.shield(entry.task)
@@ -122,6 +124,13 @@ class TenantAnswers:
         finally:
             entry.callers -= 1
         return answer
+
+    def _found(self, name: _Name, fingerprint: bytes) -> _Entry | None:
+        """Return what is known of a request; errors as for `once`."""
+        entry = self._under_way.get(name) or self._answered.get(name)
+        if entry is not None and entry.fingerprint != fingerprint:
+            raise InvalidFieldError("request_id", "was used before for another request")
+        return entry
 
     def _begin(self, name: _Name, fingerprint: bytes, work: Callable[[], Awaitable[_Answer]]) -> _Entry:
         async def run() -> _Answer:
@@ -141,7 +150,7 @@ class TenantAnswers:
     def _note_end(self, name: _Name, done: asyncio.Task[Any]) -> None:
         """Weigh an answer, which may carry a long text, and remember it; forget an error."""
         self._tasks.discard(done)
-        failed = done.cancelled() or done.exception() is not None  # Looked at, so that nobody is told of it as unheard.
+        failed = _failed(done)  # Looked at, so that nobody is told of it as unheard.
         entry = self._forget(name, done)
         if failed or entry is None:
             return
@@ -160,6 +169,10 @@ class TenantAnswers:
         """Return what was under way under this name, if it was this task."""
         entry = self._under_way.get(name)
         return self._under_way.pop(name) if entry is not None and entry.task is task else None
+
+
+def _failed(done: asyncio.Task[Any]) -> bool:
+    return done.cancelled() or done.exception() is not None
 
 
 def _fingerprint(request: Message) -> bytes:

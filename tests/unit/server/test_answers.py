@@ -130,6 +130,26 @@ async def test_work_goes_on_without_its_caller_unless_it_reads_from_it(stops: bo
     assert len(answers) == 1
 
 
+@pytest.mark.parametrize("breaks_off", [False, True])
+async def test_what_one_caller_broke_the_next_one_brings(breaks_off: bool) -> None:
+    """A caller that comes back before its old connection is gone does its own work, if the first failed."""
+    answers, broken, work = TenantAnswers(10, 1 << 20), Work(), Work()
+    broken.go.clear()
+    broken.fails = True
+    first, second, third = (
+        asyncio.create_task(answers.once("client", "id", REQUEST, mine, stops_with_caller=True))
+        for mine in (broken, work, work)
+    )
+    await asyncio.sleep(0)
+    if breaks_off:
+        first.cancel()
+    else:
+        broken.go.set()
+    assert (await second, await third) == (1, 1)
+    with pytest.raises(asyncio.CancelledError if breaks_off else UnavailableError):
+        await first
+
+
 async def test_work_that_nobody_waits_for_stops_with_its_last_caller() -> None:
     """A caller that comes back on a new connection before the old one is gone keeps its work running."""
     answers, work = TenantAnswers(10, 1 << 20), Work()
