@@ -86,7 +86,7 @@ class SecuredConnection:
                 await self._flush()
                 await self._more()
             except ssl.SSLError:
-                with suppress(BlockingIOError):
+                with suppress(OSError):  # Whoever has gone already does not hear it, and was refused all the same.
                     self._push()  # It says what is wrong to the other side.
                 raise
             else:

@@ -160,3 +160,13 @@ async def test_a_port_that_speaks_no_tls_is_none(contexts: tuple[ssl.SSLContext,
             assert (found is None) is (context is not None)
             if found is not None:
                 found.close()
+
+
+async def test_rubbish_from_whoever_has_gone_is_still_rubbish(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    """That nobody is left to be told of it is not what was wrong."""
+    served, called = socket.socketpair()
+    served.setblocking(False)
+    with called:
+        called.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    with pytest.raises(ssl.SSLError):
+        await secured(served, contexts[0])
