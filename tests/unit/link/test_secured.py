@@ -167,6 +167,6 @@ async def test_rubbish_from_whoever_has_gone_is_still_rubbish(contexts: tuple[ss
     served, called = socket.socketpair()
     served.setblocking(False)
     with called:
-        called.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        called.sendall(b"\x16\x03\x01\x00\x04\x01\x00\x00\x00")  # a greeting that says nothing
     with pytest.raises(ssl.SSLError):
         await secured(served, contexts[0])
