@@ -105,7 +105,7 @@ class SecuredConnection:
         room = sum(view.nbytes for view in views)
         if room > RECORD_BYTES and self._arrived.nbytes < _AT_ONCE_BYTES_MAX:
             self._make_room()
-        nbytes, left = 0, deque(views)
+        nbytes, left = 0, deque(view for view in views if view.nbytes)
         while left and nbytes < _AT_ONCE_BYTES_MAX:
             try:
                 read = self._next_into(left, room - nbytes)
@@ -115,6 +115,8 @@ class SecuredConnection:
                 continue
             except _ENDS:
                 break
+            if not read:
+                break  # The other side has said that this is the end.
             nbytes += read
         return nbytes, None, None, None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,6 +85,23 @@ async def test_an_end_is_told_after_everything_that_came_before(tmp_path: Path) 
         served.close()
         assert called.recvmsg_into([memoryview(arrived)])[0] == 50_000
         assert called.recvmsg_into([memoryview(arrived)])[0] == 0
+        assert called.recv(10) == b""
+
+
+@pytest.mark.parametrize("sent", [0, 50_000])
+@pytest.mark.parametrize("size", [100, len(CONTENT)])
+async def test_an_end_that_is_said_is_one(tmp_path: Path, size: int, sent: int) -> None:
+    """Other libraries say it before they hang up, and whoever means harm says it and does not."""
+    arrived = bytearray(len(CONTENT))
+    async with pair(tmp_path, buffer_bytes=4 << 20) as (served, called):
+        if sent:
+            served.send(CONTENT[:sent])
+        with pytest.raises(ssl.SSLWantReadError):
+            served.tls.unwrap()
+        await served._flush()
+        if sent:
+            assert called.recvmsg_into(pieces(arrived, size))[0] == sent
+        assert called.recvmsg_into(pieces(arrived, size))[0] == 0
         assert called.recv(10) == b""
 
 
