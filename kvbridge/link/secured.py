@@ -29,6 +29,8 @@ _AT_ONCE_BYTES_MAX = 16 * RECORD_BYTES
 """What is encrypted or decrypted in one call."""
 _WORTH_WAKING_BYTES = 256 << 10
 """Fewer bytes than these are not worth waking up for, if more have to come."""
+_TAKEN_IN_A_ROW_MAX = 2
+"""As often the socket is asked with no content to show for it: whoever sends records that hold none keeps nobody."""
 _OF_TCP = (socket.AF_INET, socket.AF_INET6)
 _ENDS = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
@@ -105,19 +107,22 @@ class SecuredConnection:
         room = sum(view.nbytes for view in views)
         if room > RECORD_BYTES and self._arrived.nbytes < _AT_ONCE_BYTES_MAX:
             self._make_room()
-        nbytes, left = 0, deque(view for view in views if view.nbytes)
+        nbytes, takes, left = 0, 0, deque(view for view in views if view.nbytes)
         while left and nbytes < _AT_ONCE_BYTES_MAX:
             try:
                 read = self._next_into(left, room - nbytes)
             except ssl.SSLWantReadError:
-                if not self._has_taken(missing_bytes=0 if nbytes else room):
+                takes += 1
+                if takes > _TAKEN_IN_A_ROW_MAX and not nbytes:
+                    raise BlockingIOError from None
+                if takes > _TAKEN_IN_A_ROW_MAX or not self._has_taken(missing_bytes=0 if nbytes else room):
                     break
                 continue
             except _ENDS:
                 break
             if not read:
                 break  # The other side has said that this is the end.
-            nbytes += read
+            nbytes, takes = nbytes + read, 0
         return nbytes, None, None, None
 
     def _make_room(self) -> None:

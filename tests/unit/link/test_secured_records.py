@@ -105,6 +105,25 @@ async def test_an_end_that_is_said_is_one(tmp_path: Path, size: int, sent: int) 
         assert called.recv(10) == b""
 
 
+async def test_records_that_hold_nothing_keep_nobody(tmp_path: Path) -> None:
+    """There are such, and whoever sends them without end would have all of the event loop."""
+    async with pair(tmp_path, buffer_bytes=4 << 20) as (served, called):
+        read = 0
+
+        def nothing(*_: object) -> bytes:
+            """Find a record with nothing in it; the next one is there already."""
+            nonlocal read
+            read += 1
+            assert read < 1000
+            called._came.read()
+            served._connection.send(bytes(100))
+            raise ssl.SSLWantReadError
+
+        called.tls.read = nothing  # type: ignore[assignment, method-assign] # no library sends any
+        with pytest.raises(BlockingIOError):
+            called.recv(10)
+
+
 async def test_no_end_waits_for_word_of_what_went_before(tmp_path: Path) -> None:
     """A wait of 40 ms for each payload, on both sides of TCP; other kinds of sockets have none of it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
