@@ -22,6 +22,10 @@ from kvbridge.core.quarantine import AlignerPattern, Quarantine, Target
 if TYPE_CHECKING:
     from kvbridge.client.quarantining import QuarantinedPayload, QuarantineOutcome
 
+_ELSEWHERE = (
+    "nothing of this name is in memory or was handed over here; a payload of another node is named "
+    "kvb://NODE/KEY@GENERATION"
+)
 _DERIVED = "it derives from "
 """How the reason of a payload begins that is touched through another one."""
 
@@ -154,6 +158,15 @@ def _outcome_lines(target: Target, outcome: QuarantineOutcome) -> Iterable[str]:
     more = outcome.payloads_total - len(outcome.payloads)
     if more:
         yield f"... and {more} more"
+    if _may_be_elsewhere(target, outcome):
+        yield _ELSEWHERE
+
+
+def _may_be_elsewhere(target: Target, outcome: QuarantineOutcome) -> bool:
+    """Tell whether a payload was named by a key under which this node has nothing and handed nothing over."""
+    if not isinstance(target, PayloadReference) or is_handoff_reference(target.key):
+        return False
+    return not any(payload.alive or payload.handoffs for payload in outcome.payloads if payload.reference == target)
 
 
 def _payload_line(payload: QuarantinedPayload) -> str:

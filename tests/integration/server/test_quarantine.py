@@ -340,6 +340,9 @@ def test_the_command_takes_the_name_that_holds_on_every_node(bridge_process: Bri
         done = _command(bridge_process, "quarantine", "--payload", reference)
         assert done.stdout.startswith(f"payload {reference}: quarantined")
         assert where in done.stdout
+        assert "a payload of another node is named" not in done.stdout
+    mistaken = _command(bridge_process, "quarantine", "--payload", "k@3", "--dry-run")
+    assert "a payload of another node is named kvb://NODE/KEY@GENERATION" in mistaken.stdout
     reason, _ = refusal(client, wanted)
     assert reason == types_pb2.REASON_QUARANTINED
 
