@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from kvbridge.config.addresses import PORT_MAX, is_loopback
 from kvbridge.config.errors import ConfigurationError
@@ -134,7 +135,7 @@ def _check_peers(config: BridgeConfig) -> None:
 
 def _check_directory(config: BridgeConfig) -> None:
     kind, _, rest = config.directory_in_force.partition(":")
-    is_server = kind in {"redis", "rediss"}
+    is_server = kind in {"redis", "rediss"} and _names_host(config.directory_in_force)
     if not (is_server or kind == "dns" or config.directory_in_force in {"none", "static", "memory"}):
         raise ConfigurationError(
             "directory: must be none, static, memory, dns:HOST:PORT, redis://HOST:PORT/DB or rediss://..."
@@ -149,6 +150,14 @@ def _check_directory(config: BridgeConfig) -> None:
         _check_address("advertise", config.advertise)
     elif is_server and config.listen.rpartition(":")[0].strip("[]") in {"0.0.0.0", "::"}:  # noqa: S104 - it is refused
         raise ConfigurationError("advertise: is required where listen names no address that other nodes can call")
+
+
+def _names_host(url: str) -> bool:
+    """Tell whether a URL names a host: the client would take its own one where the slashes were forgotten."""
+    try:
+        return bool(urlsplit(url).hostname)
+    except ValueError:
+        return False
 
 
 def _check_address(name: str, address: str) -> None:

@@ -68,6 +68,15 @@ def test_what_cannot_work_is_refused_by_its_setting(settings: dict[str, Any], na
         BridgeConfig(**settings)
 
 
+@pytest.mark.parametrize(
+    "directory", ["redis:127.0.0.1", "rediss:x", "redis:/x", "redis:///0", "redis://:word@:6379/0", "redis://[x"]
+)
+def test_a_server_without_a_host_is_refused(directory: str) -> None:
+    """Where the slashes were forgotten, say; the client would ask the server of its own host."""
+    with pytest.raises(ConfigurationError, match="directory: must be none, static"):
+        BridgeConfig(directory=directory)
+
+
 def test_a_missing_package_is_said_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody should have to read a traceback for that."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
