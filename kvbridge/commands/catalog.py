@@ -29,9 +29,10 @@ def add_commands(commands: Any) -> None:
     check = _add(catalog, "check", "say whether a catalog file would run, and what it declares", _check)
     check.add_argument("file", metavar="FILE", help="YAML file, as for `kvbridge serve --catalog`")
     add_target(_add(catalog, "show", "show the catalog of a running bridge, and how its breakers stand", _show))
-    switch = add_target(_add(commands, "kill-switch", "turn every handoff into text, or end that", _switch))
+    text = "turn every handoff into text, or end that"
+    switch = add_target(_add(commands, "kill-switch", text, lambda options: _switch(options, switch)))
     switch.add_argument("engaged", choices=["on", "off"])
-    switch.add_argument("--why", required=True, help="for those who find the switch later")
+    switch.add_argument("--why", help="for those who find the switch later; required with on")
 
 
 def _add(commands: Any, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> Any:
@@ -73,9 +74,11 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _switch(options: argparse.Namespace) -> int:
+def _switch(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if options.engaged == "on" and options.why is None:
+        parser.error("on needs --why: for those who find the switch later")
     with connected(options) as bridge:
-        engaged = bridge.admin.set_kill_switch(engaged=options.engaged == "on", why=options.why)
+        engaged = bridge.admin.set_kill_switch(engaged=options.engaged == "on", why=options.why or "")
     lines = ["handoffs go by their routes again"]
     if engaged:
         lines = ["every handoff is text, until this is ended (or the node stops, unless its kill_switch_file keeps it)"]
