@@ -33,6 +33,8 @@ class Contact:
         """Its boot epoch; 0 if it never answered."""
         self.is_reachable = False
         """Whether it answered last."""
+        self.was_called = False
+        """Whether a call has ended, be it without an answer."""
         self._digest: bytes | None = None
         self._neighbours = neighbours
         self._orders = orders
@@ -93,6 +95,8 @@ class Contact:
         except OwnerUnreachableError:
             self.is_reachable = False
             self._digest = None  # Whatever it knew, it may have been restarted.
+        finally:
+            self.was_called = True
 
     async def _greet(self) -> None:
         greeting = await self._neighbour().greet(seconds_max=_SECONDS_MAX)

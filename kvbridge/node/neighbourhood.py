@@ -202,6 +202,8 @@ class Neighbourhood:
             self._unpublished = {order.order_id: order for order in self.orders.in_force()}
         self._meet({name: one for name, one in beat.members.items() if name != me.node_id and self._may_call(one)})
         if self._is_alone():
+            if not any(contact.was_called for contact in self.contacts.values()):
+                return  # Nobody can have answered yet: neither is it lost, nor found.
             raise DirectoryUnavailableError("no other node answers")
         if self.standing.found():
             _log.info("the directory answers", extra={"kind": self.directory.kind, "nodes": len(beat.members)})

@@ -46,10 +46,11 @@ class Standing:
         return self._set(is_up=True)
 
     def lost(self, problem: str) -> bool:
-        """Note that none came, and tell whether that is news."""
+        """Note that none came, and tell whether that is news, as it is of one that has not answered yet, too, once."""
+        is_first = not self.failures and self._answered_at is None
         self.failures += 1
         self.problem = problem
-        return self._set(is_up=False)
+        return self._set(is_up=False) or is_first
 
     @contextmanager
     def timed_look_up(self) -> Iterator[None]:

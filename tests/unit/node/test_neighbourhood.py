@@ -15,6 +15,7 @@ from kvbridge.config import BridgeConfig
 from kvbridge.core.catalog.route import ModelPattern
 from kvbridge.core.ledger import Committed
 from kvbridge.directory import Entry, Location, Member
+from kvbridge.directory.asking import AskingDirectory, StaticRoll
 from kvbridge.directory.memory import MemoryDirectory, MemoryHub
 from kvbridge.link.neighbour import Greeting, OrderNews, Owned
 from kvbridge.link.port import OwnerUnreachableError
@@ -162,6 +163,52 @@ async def test_what_is_published_is_found_and_again_after_the_directory_forgot()
         assert (await found(wires.bridges["b"], "k")).node_id == "a"
         wires.hub.flush()
         assert (await found(wires.bridges["b"], "k")).node_id == "a"
+
+
+async def test_a_directory_that_never_answered_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody may have mistyped its address; and once more when it is lost again."""
+    async with alone(is_gone=True) as (hub, node, _):
+        await until(lambda: node.cluster.sample().failures > 2)
+        assert silences(caplog) == 1
+        hub.behaviour.is_gone = False
+        await until(lambda: is_up(node))
+        assert silences(caplog) == 1
+        hub.behaviour.is_gone = True
+        await until(lambda: not is_up(node))
+        assert silences(caplog) == 2
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_nodes_that_nobody_has_called_yet_are_not_silent(caplog: pytest.LogCaptureFixture, is_cut: bool) -> None:
+    """A list of nodes is lost once they were called and none of them answered."""
+    async with alone(peers="b=127.0.0.1:1001") as (_, node, wires):
+        wires.cut = {"b"} if is_cut else set()
+        await until(lambda: node.cluster.sample().failures > 2 if is_cut else is_up(node))
+        assert (silences(caplog), bool(node.cluster.sample().failures)) == (int(is_cut), is_cut)
+
+
+def silences(caplog: pytest.LogCaptureFixture) -> int:
+    """Return how often the log says that the directory does not answer."""
+    return sum("the directory does not answer" in record.message for record in caplog.records)
+
+
+@asynccontextmanager
+async def alone(*, is_gone: bool = False, peers: str = "") -> AsyncIterator[tuple[MemoryHub, Bridge, Wires]]:
+    """Run one bridge of which the directory may be gone from the start, or a list of `peers`; another one runs as b."""
+    async with running("b") as wires:
+        hub = MemoryHub(ttl_seconds=5.0, clock=time.monotonic)
+        hub.behaviour.is_gone = is_gone
+        config = BridgeConfig(
+            node_id="a", arena_bytes=1 << 20, pretouch=False, huge_pages=False, heartbeat_seconds=0.05, peers=peers
+        )
+        neighbours = WiredNeighbours(wires)
+        asking = AskingDirectory(StaticRoll(config.peer_targets()), neighbours, timeout_seconds=TIMEOUT_SECONDS)
+        directory = asking if peers else MemoryDirectory(hub, timeout_seconds=TIMEOUT_SECONDS)
+        node = Bridge(config, neighbours=neighbours, directory=directory)
+        wires.bridges["a"] = node  # It is closed with the others.
+        await node.start()
+        await node.cluster.start("127.0.0.1:1000")
+        yield hub, node, wires
 
 
 @pytest.mark.parametrize("how", ["is_gone", "is_frozen"])
