@@ -16,6 +16,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from ipaddress import ip_address
@@ -43,7 +44,8 @@ _FORM = struct.Struct("<8sI")
 """The encoding's name and the layers that keep all bits; it follows the texts of a request that asks for fewer."""
 _LENGTH = struct.Struct("<Q")
 _TURN_BYTES = 4 << 20
-"""After so many bytes a turn ends, and other work gets its own."""
+_TURN_CALLS = 256
+"""After so many bytes or system calls a turn ends, and other work gets its own."""
 _AT_ONCE_BYTES = 512 << 10
 """Fewer bytes than these are not worth waking up for, but are taken all the same after a while."""
 _AT_ONCE_SECONDS = 0.05
@@ -104,24 +106,24 @@ class Source(Protocol):
 
 async def connect(host: str, port: int, *, seconds_max: float) -> socket.socket | None:
     """Return a connection to another node's port for bytes, or None if there is none to be had."""
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(seconds_max):
             for family, kind, protocol, _, address in await _addresses(host, port):
-                connection = socket.socket(family, kind, protocol)
-                connection.setblocking(False)  # noqa: FBT003 - it takes no name
-                try:
-                    await loop.sock_connect(connection, address)
-                except OSError:
-                    connection.close()
-                except BaseException:
-                    connection.close()
-                    raise
-                else:
-                    return connection
-    except (OSError, TimeoutError):
+                with suppress(OSError):  # Such as a host without this family; there may be another address.
+                    return await _connected(socket.socket(family, kind, protocol), address)
+    except (OSError, TimeoutError, UnicodeError, OverflowError):  # The last two: it is no name, or no port.
         pass
     return None
+
+
+async def _connected(connection: socket.socket, address: Any) -> socket.socket:
+    connection.setblocking(False)  # noqa: FBT003 - it takes no name
+    try:
+        await asyncio.get_running_loop().sock_connect(connection, address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 async def _addresses(host: str, port: int) -> Sequence[tuple[Any, ...]]:
@@ -252,7 +254,7 @@ async def _much_readable(connection: Connection, missing_bytes: int) -> None:
 
 def _receive_a_turn(connection: Connection, sink: Sink, pace: Pace) -> _Then:
     moved, room = 0, list[memoryview]()
-    while moved < _TURN_BYTES:
+    for _ in range(_TURN_CALLS):
         if not pace.is_ready:
             return _Then.WAIT
         room = room or list(sink.room())
@@ -267,13 +269,15 @@ def _receive_a_turn(connection: Connection, sink: Sink, pace: Pace) -> _Then:
         sink.advance(nbytes)
         _, room = split(room, nbytes)
         moved += nbytes
+        if moved >= _TURN_BYTES:
+            break
     return _Then.ANOTHER
 
 
 def _send_a_turn(connection: Connection, source: Source) -> _Then:
     source.look()
     moved = 0
-    while moved < _TURN_BYTES:
+    for _ in range(_TURN_CALLS):
         views = source.views()
         if not views:
             return _Then.NOTHING
@@ -283,6 +287,8 @@ def _send_a_turn(connection: Connection, source: Source) -> _Then:
             return _Then.WAIT
         source.advance(nbytes)
         moved += nbytes
+        if moved >= _TURN_BYTES:
+            break
     return _Then.ANOTHER
 
 
