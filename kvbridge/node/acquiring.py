@@ -29,6 +29,7 @@ from kvbridge.node.fetching import Fetching, ForeignByKey, FormsByKey, PullsByKe
 from kvbridge.node.foreign import Foreign, form_to_ask_for
 from kvbridge.node.identity import Client
 from kvbridge.node.journal import Journal
+from kvbridge.node.locating import may_be_elsewhere
 from kvbridge.node.parts import Part, answer_to, candidate_of, layout_of, readable, record_of
 from kvbridge.node.surroundings import Circumstances, Found, Surroundings
 from kvbridge.node.tenancy import Tenancy
@@ -49,6 +50,8 @@ class Acquisition:
     """How far the bytes are to be checked again now."""
     deadline_seconds: float | None
     """What the caller's deadline leaves; None if it has none."""
+    not_asked: str = ""
+    """Why no other node was asked for keys that may be one's, where that could not be done; else empty."""
     arrived_at: float = field(default_factory=time.perf_counter)
     """When it arrived, by the performance counter."""
 
@@ -203,7 +206,8 @@ class Acquiring:
             deadline_seconds=asked.seconds_left,
         )
         passage = self._surroundings.passage(terms, found, made, now=self._clock())
-        candidate = candidate_of(found, quarantine=passage.quarantine, node_draining=node_draining)
+        not_asked = asked.not_asked if found is None and may_be_elsewhere(terms.reference) else ""
+        candidate = candidate_of(found, quarantine=passage.quarantine, node_draining=node_draining, not_asked=not_asked)
         if passage.probe_figures:
             candidate = replace(candidate, probe_figures=passage.probe_figures)
         verdict = _ask(terms, candidate, passage.conditions)

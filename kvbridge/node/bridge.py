@@ -327,7 +327,7 @@ class Bridge:
         check_plan(parts)
         self.sessions.require_alive(asked.client)
         parts = await self.cluster.located(parts, asked.client.tenant, seconds_left=asked.seconds_left)
-        asked = replace(asked, parts=parts)
+        asked = replace(asked, parts=parts, not_asked=self.cluster.not_asked)
         answer = await self._acquiring.acquire(asked, self._tenancy(asked.client), is_draining=lambda: self.draining)
         self._require_still_alive(asked.client)
         self.containment.handed(asked.client, answer)

@@ -24,6 +24,7 @@ from kvbridge.observe.directory_metrics import DirectorySample
 
 KEYS_ASKED_MAX = 1024
 """Most keys that another node may ask for at once."""
+_NOT_ASKED = "the directory does not answer, so no other node was asked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,13 @@ class Cluster:
             seconds_max=self._config.directory_timeout_seconds,
             clock=self._clock,
         )
+
+    @property
+    def not_asked(self) -> str:
+        """Return why no other node can be asked for keys that nobody knows of here; empty if they can, or none is."""
+        if self.neighbourhood is None or self.neighbourhood.standing.is_up:
+            return ""
+        return _NOT_ASKED
 
     # What others ask
 

@@ -42,9 +42,14 @@ async def located(
     return tuple(_renamed(terms, found.get(terms.reference.key), taken) for terms in parts)
 
 
+def may_be_elsewhere(reference: PayloadReference) -> bool:
+    """Tell whether others may know of a key; a generation is one of this node's own, and a handoff reference says."""
+    return not reference.generation and not is_handoff_reference(reference.key)
+
+
 def _is_missing(reference: PayloadReference, tenancy: Tenancy, *, now: float) -> bool:
-    """Tell whether nothing is known of a key here; a generation is one of this node's own."""
-    if reference.generation or is_handoff_reference(reference.key):
+    """Tell whether nothing is known here of a key that may be another node's."""
+    if not may_be_elsewhere(reference):
         return False
     with tenancy.ledger() as ledger:
         return ledger.find(now=now, key=reference.key) is None

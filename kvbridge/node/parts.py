@@ -45,8 +45,8 @@ class Part:
     """What was brought over for it."""
 
 
-def candidate_of(found: Found, *, quarantine: str | None, node_draining: bool) -> Candidate:
-    """Return what the gate is told of what there is."""
+def candidate_of(found: Found, *, quarantine: str | None, node_draining: bool, not_asked: str = "") -> Candidate:
+    """Return what the gate is told of what there is; `not_asked` says why others were not asked, if they were not."""
     if isinstance(found, Foreign):
         return Candidate(
             node_draining=node_draining,
@@ -65,7 +65,7 @@ def candidate_of(found: Found, *, quarantine: str | None, node_draining: bool) -
             quarantine=quarantine,
         )
     if found is None:
-        return Candidate(node_draining=node_draining, known=False)
+        return Candidate(node_draining=node_draining, known=False, not_asked=not_asked)
     ready = found.committed_at is not None
     return Candidate(
         node_draining=node_draining,

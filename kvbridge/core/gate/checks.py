@@ -28,9 +28,11 @@ def _node_serves(question: Question) -> str | None:
 
 
 def _is_known(question: Question) -> str | None:
-    generation = question.terms.reference.generation
+    if question.candidate.known:
+        return None
+    generation, not_asked = question.terms.reference.generation, question.candidate.not_asked
     wanted = f" generation {generation}" if generation else ""
-    return None if question.candidate.known else f"nothing is known under this key{wanted}"
+    return f"nothing is known under this key{wanted}{f'; {not_asked}' if not_asked else ''}"
 
 
 def _ended(question: Question, reason: Reason) -> str | None:

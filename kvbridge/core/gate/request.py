@@ -59,6 +59,8 @@ class Candidate:
     """Whether the node is shutting down."""
     known: bool
     """Whether the node knows, or remembers, anything under this key."""
+    not_asked: str = ""
+    """Why no other node was asked for a key that may be one's, where that could not be done; else empty."""
     ended: Reason | None = None
     """Why the payload's tensors are gone or cannot be had, if so."""
     ended_detail: str = ""

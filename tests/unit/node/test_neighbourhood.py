@@ -13,13 +13,17 @@ import pytest
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.catalog.route import ModelPattern
+from kvbridge.core.descriptor import PayloadReference, Verification
+from kvbridge.core.gate import AcquireTerms
 from kvbridge.core.ledger import Committed
 from kvbridge.directory import Entry, Location, Member
 from kvbridge.directory.asking import AskingDirectory, StaticRoll
 from kvbridge.directory.memory import MemoryDirectory, MemoryHub
 from kvbridge.link.neighbour import Greeting, OrderNews, Owned
 from kvbridge.link.port import OwnerUnreachableError
+from kvbridge.node.acquiring import Acquisition
 from kvbridge.node.announcing import BATCH_MAX, Announcer
+from kvbridge.node.answers import Fallback
 from kvbridge.node.bridge import Bridge
 from kvbridge.node.identity import Client
 from kvbridge.wire import Seal
@@ -176,6 +180,30 @@ async def test_a_directory_that_never_answered_is_told_of_once(caplog: pytest.Lo
         hub.behaviour.is_gone = True
         await until(lambda: not is_up(node))
         assert silences(caplog) == 2
+
+
+async def test_who_is_told_that_nothing_is_known_is_told_if_nobody_else_was_asked() -> None:
+    """A generation is this node's own, and a reference names whom to ask."""
+    async with alone(is_gone=True) as (hub, node, _):
+        assert await detail(node, "k") == (
+            "nothing is known under this key; the directory does not answer, so no other node was asked"
+        )
+        assert await detail(node, "k", generation=1) == "nothing is known under this key generation 1"
+        assert "no other node was asked" not in await detail(node, "kvb://b/k@1")
+        hub.behaviour.is_gone = False
+        await until(lambda: is_up(node))
+        assert await detail(node, "k") == "nothing is known under this key"
+
+
+async def detail(bridge: Bridge, key: str, *, generation: int = 0) -> str:
+    """Return what a consumer is told of a key that it cannot have."""
+    terms = AcquireTerms(
+        reference=PayloadReference(key=key, generation=generation), model=builders.model_tag(), tokens=None
+    )
+    asked = Acquisition(client=CLIENT, parts=(terms,), verification=Verification.NONE, deadline_seconds=None)
+    [answer] = (await bridge.acquire(asked)).parts
+    assert isinstance(answer, Fallback)
+    return answer.finding.problem or ""
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
