@@ -96,3 +96,8 @@ class UnauthenticatedError(BridgeError):
 
 class NotPermittedError(BridgeError):
     """The caller is known, and none of its roles allows the call."""
+
+    def __init__(self, problem: str, *, principal: str = "") -> None:
+        """Say what it may not do; `principal` is its name in the file that says who may call, for the log."""
+        super().__init__(problem)
+        self.principal = principal

@@ -62,11 +62,13 @@ def note_call(refusals: Refusals, method: str, context: Context, error: BridgeEr
         note_unknown(refusals)
         return
     caller = admitted()
+    # Who is let in is noted after it was; one that is known and may not make the call never gets there.
+    principal = getattr(error, "principal", "") if caller is None else caller.principal.name
     refusals.note(
         _OF_SERVICE[method.split("/")[1]],
         reason_of(error),
         method=method,
-        principal="" if caller is None else caller.principal.name,
+        principal=principal,
         host=host_of(context.peer()),
         limit=getattr(error, "limit", ""),
     )

@@ -122,6 +122,10 @@ def require_permitted(principal: Principal, permission: Permission, tenant: str)
     """
     if principal.roles.isdisjoint(permission.roles):
         takes = " or ".join(sorted(permission.roles))
-        raise NotPermittedError(f"{principal.name} may not make this call, which takes the role {takes}")
+        raise NotPermittedError(
+            f"{principal.name} may not make this call, which takes the role {takes}", principal=principal.name
+        )
     if tenant != principal.tenant and principal.roles.isdisjoint(permission.roles_elsewhere):
-        raise NotPermittedError(f"{principal.name} may not name another tenant in {TENANT_FIELD}")
+        raise NotPermittedError(
+            f"{principal.name} may not name another tenant in {TENANT_FIELD}", principal=principal.name
+        )

@@ -90,7 +90,8 @@ def test_calls_are_counted_by_service_and_reason(folder: AccessFolder, bridge: B
     }
     told = {(line.get("door"), line.get("reason")): line for line in refused_lines(bridge)}
     assert told["inspect", "TOO_MANY_REQUESTS"]["limit"] == "requests_per_second"
-    assert told["handoff", "NOT_PERMITTED"]["principal"] == ""
+    assert told["handoff", "NOT_PERMITTED"]["principal"] == "engine"
+    assert told["handoff", "UNAUTHENTICATED"]["principal"] == ""
     assert told["inspect", "TOO_MANY_REQUESTS"]["principal"] == "limited_elsewhere"
     assert told["handoff", "UNAUTHENTICATED"]["host"] == "127.0.0.1"
     assert SECRET not in bridge.log
