@@ -104,11 +104,15 @@ class TenantAnswers:
         if not 0 < len(request_id) <= _REQUEST_ID_CHARACTERS_MAX or not request_id.isprintable():
             raise InvalidFieldError("request_id", f"must be 1 to {_REQUEST_ID_CHARACTERS_MAX} printable characters")
         name, fingerprint = (client_id, request_id), _fingerprint(request)
-        while (entry := self._found(name, fingerprint)) is not None and stops_with_caller:
+        entry = self._found(name, fingerprint)
+        while entry is not None and stops_with_caller:
             # What another caller brought is none of this one's failures: it brings everything itself.
             await asyncio.wait({entry.task})
             if not _failed(entry.task):
                 break
+            self._forget(name, entry.task)  # Its end may not be noted yet, and to wait for it again waits for nothing.
+            newer = self._found(name, fingerprint)
+            entry = None if newer is entry else newer
         entry = entry or self._begin(name, fingerprint, work)
         entry.callers += 1
         try:

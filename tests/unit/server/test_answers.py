@@ -9,7 +9,7 @@ import pytest
 
 from kvbridge.core.errors import InvalidFieldError, UnavailableError
 from kvbridge.node.identity import Client
-from kvbridge.server.answers import Answers, TenantAnswers
+from kvbridge.server.answers import Answers, TenantAnswers, _Entry, _fingerprint
 from kvbridge.v1 import handoff_service_pb2 as pb
 
 REQUEST = pb.RenewRequest(tokens=["a"])
@@ -98,6 +98,16 @@ async def test_the_oldest_answers_are_forgotten() -> None:
         await answers.once("client", str(number), REQUEST, work)
     assert len(answers) == 2
     assert await answers.once("client", "0", REQUEST, work) == 6
+
+
+async def test_an_upload_that_comes_again_before_the_end_of_the_first_is_noted() -> None:
+    """To wait for a task that has ended waits for nothing, and would do so for good."""
+    answers, work = TenantAnswers(10, 1 << 20), Work()
+    ended = asyncio.create_task(asyncio.sleep(10))
+    ended.cancel()
+    await asyncio.wait({ended})
+    answers._under_way["client", "id"] = _Entry(fingerprint=_fingerprint(REQUEST), task=ended)
+    assert await answers.once("client", "id", REQUEST, work, stops_with_caller=True) == 1
 
 
 async def test_what_is_under_way_is_not_forgotten() -> None:
