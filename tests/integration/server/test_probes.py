@@ -138,9 +138,9 @@ def headers_of(method: str, stream: int) -> bytes:
     return head + block
 
 
-@pytest.mark.parametrize("method", [ACQUIRE, CHECK, WATCH])
-def test_probes_are_answered_beside_those_who_read_nothing(bridge: BridgeProcess, method: str) -> None:
-    """Their answers wait in the transport; nobody waits for those."""
+@contextmanager
+def readers_of_nothing(bridge: BridgeProcess, method: str) -> Iterator[None]:
+    """Make many calls over connections from which nothing is read."""
     with ExitStack() as stack:
         for _ in range(3):
             silent = socket.socket()
@@ -148,5 +148,20 @@ def test_probes_are_answered_beside_those_who_read_nothing(bridge: BridgeProcess
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             silent.connect(("127.0.0.1", bridge.tcp_port))
             silent.sendall(PREFACE + b"".join(headers_of(method, 2 * n + 1) for n in range(1000)))
+        yield
+
+
+@pytest.mark.parametrize("method", [ACQUIRE, CHECK, WATCH])
+def test_probes_are_answered_beside_those_who_read_nothing(bridge: BridgeProcess, method: str) -> None:
+    """Their answers wait in the transport; nobody waits for those."""
+    with readers_of_nothing(bridge, method):
         assert_probes_answered(bridge)
-    assert "Traceback" not in bridge.log
+
+
+@pytest.mark.slow  # On a busy machine a traceback was seen once, which nobody has explained yet: the failure shows it.
+@pytest.mark.parametrize("method", [ACQUIRE, CHECK, WATCH])
+def test_those_who_read_nothing_leave_no_traceback(bridge: BridgeProcess, method: str) -> None:
+    """What they leave behind is no surprise to the node."""
+    with readers_of_nothing(bridge, method):
+        assert_probes_answered(bridge)
+    assert [line for line in bridge.log.splitlines() if "Traceback" in line] == []
