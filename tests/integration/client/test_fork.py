@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
-from collections.abc import Callable
 
 import pytest
 
 from kvbridge import Bridge, BridgeForkedError, Reason, connect
+from tests.forks import in_child
 from tests.harness import BridgeProcess, wait_for
 from tests.integration.client.kv import Contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-
-
-def _in_child(work: Callable[[], None]) -> int:
-    """Run `work` in a forked child and return its exit status: 0 if nothing was raised."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.alarm(30)
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_child_publishes_nothing_through_its_parents_bridge(either: Bridge) -> None:
@@ -43,7 +26,7 @@ def test_a_child_publishes_nothing_through_its_parents_bridge(either: Bridge) ->
         with pytest.raises(BridgeForkedError):
             either.node()
 
-    assert _in_child(work) == 0
+    assert in_child(work) == 0
 
 
 def test_a_child_takes_the_text(either: Bridge) -> None:
@@ -55,7 +38,7 @@ def test_a_child_takes_the_text(either: Bridge) -> None:
         handoff = contents.acquire(either, "fork", text="own text")
         assert (handoff.reason, handoff.text) == (Reason.BRIDGE_UNREACHABLE, "own text")
 
-    assert _in_child(work) == 0
+    assert in_child(work) == 0
 
 
 def test_the_end_of_a_child_returns_nothing(bridge: Bridge) -> None:
@@ -68,7 +51,7 @@ def test_the_end_of_a_child_returns_nothing(bridge: Bridge) -> None:
         handoff.release()
         bridge.close()
 
-    assert _in_child(work) == 0
+    assert in_child(work) == 0
     assert handoff.still_valid()
     contents.assert_in(handoff)
     contents.assert_in(contents.acquire(bridge, "fork"))
@@ -85,7 +68,7 @@ def test_a_child_can_connect_anew(either: Bridge, bridge_process: BridgeProcess)
         with connect(target) as own:
             contents.assert_in(contents.acquire(own, "fork"))
 
-    assert _in_child(work) == 0
+    assert in_child(work) == 0
 
 
 def test_a_child_does_not_keep_its_parents_session_alive(bridge: Bridge, bridge_process: BridgeProcess) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -31,11 +27,11 @@ from kvbridge import (
     Watch,
     connect,
 )
+from tests.forks import in_child
 from tests.harness import BridgeProcess, running_bridge, wait_for
 from tests.integration.client.kv import Contents
 
 EVENT_SECONDS_MAX = 20.0
-FORKS_MAX = 5
 
 
 class Listener:
@@ -185,23 +181,6 @@ def test_a_watch_can_be_closed_while_there_is_no_bridge() -> None:
         assert "closed" in repr(watch)
 
 
-def _used_by_a_child(watch: Any) -> int:
-    """Return how a child ends that finds out that it cannot use its parent's watch; 0 if it does."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            watch.close()
-            with pytest.raises(BridgeForkedError):
-                next(watch)
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_cannot_use_its_parents_watch(bridge: Bridge) -> None:
     """And closing it there leaves the parent's as it is."""
@@ -209,10 +188,13 @@ def test_a_child_cannot_use_its_parents_watch(bridge: Bridge) -> None:
     contents.publish(bridge, "forked")
     contents.acquire(bridge, "forked")
     with listening(bridge) as listener:
-        # The interpreter itself may end a child that was forked beside threads: it walks through a set that one of them
-        # was changing (`threading._after_fork`). That says nothing about the watch.
-        statuses = (_used_by_a_child(listener.watch) for _ in range(FORKS_MAX))
-        assert next((status for status in statuses if status != -signal.SIGSEGV), None) == 0
+
+        def work() -> None:
+            listener.watch.close()
+            with pytest.raises(BridgeForkedError):
+                next(listener.watch)
+
+        assert in_child(work) == 0
         quarantine(bridge, "forked")
         assert isinstance(listener.next(), PayloadQuarantined)
 
