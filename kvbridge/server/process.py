@@ -20,7 +20,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvbridge.config import BridgeConfig, is_loopback
-from kvbridge.core.errors import BridgeError
 from kvbridge.directory import open_directory
 from kvbridge.link.grpc_peer import KnownPeers
 from kvbridge.memory.descriptor_port import DescriptorSocketLimits
@@ -34,6 +33,7 @@ from kvbridge.observe.refusals import Refusals
 from kvbridge.observe.tls_metrics import TlsMetrics
 from kvbridge.server.access import AccessControl
 from kvbridge.server.answers import Answers
+from kvbridge.server.binding import BindError, add_port, naming
 from kvbridge.server.bulk import BulkServicer
 from kvbridge.server.bulk_socket import BulkSocketServer
 from kvbridge.server.catalog import CatalogServicer
@@ -75,10 +75,6 @@ _KEEPALIVE_MILLISECONDS = 20_000
 _UNCOMPRESSED_ALONE = 1
 """Bit of the only encoding of messages that is taken."""
 _HANDSHAKE_MILLISECONDS_MAX = 10_000
-
-
-class BindError(BridgeError):
-    """An address cannot be listened on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,39 +314,25 @@ def _bulk_handlers(bulk: BulkServicer) -> grpc.GenericRpcHandler[Any, Any]:
 def _bind(server: aio.Server, config: BridgeConfig, credentials: grpc.ServerCredentials | None) -> int | None:
     _remove_socket(config.socket)
     with private_files():
-        _add_port(server, f"unix:{config.socket}")
+        add_port(server, "socket", f"unix:{config.socket}")
     open_socket(config.socket, config)
-    return _add_port(server, config.listen, credentials) if config.listen else None
+    try:
+        return add_port(server, "listen", config.listen, credentials) if config.listen else None
+    except BindError:
+        _remove_socket(config.socket)
+        raise
 
 
 async def _start_metrics(metrics: MetricsServer, address: str) -> int | None:
-    try:
+    with naming("metrics_listen", address):
         return await metrics.start(address) if address else None
-    except OSError as error:
-        raise BindError(f"cannot listen on {address} for metrics: {error.strerror or error}") from error
 
 
 def _start_bulk(bulk: BulkSocketServer, address: str) -> int:
-    if not address:
-        return 0
-    try:
-        bulk.start(address)
-    except OSError as error:
-        raise BindError(f"cannot listen on {address} for bytes: {error.strerror or error}") from error
+    with naming("bulk_listen", address):
+        if address:
+            bulk.start(address)
     return bulk.port
-
-
-def _add_port(server: aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
-    try:
-        if credentials is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise BindError(f"cannot listen on {address}: {error}") from error
-    if not port:
-        raise BindError(f"cannot listen on {address}")
-    return port
 
 
 def _remove_socket(path: str) -> None:

@@ -197,7 +197,7 @@ def test_a_taken_port_for_metrics_is_said_in_one_line(bridge_process: BridgeProc
     taken = f"127.0.0.1:{bridge_process.metrics_port}"
     done = run("serve", "--socket", str(tmp_path / "bridge.sock"), "--listen", "", "--metrics-listen", taken)
     assert done.returncode == 1
-    assert f"cannot listen on {taken} for metrics" in done.stderr
+    assert f"metrics_listen: cannot listen on {taken}" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("*.sock"))
 
