@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import xxhash
 from google.protobuf.message import Message
 
 from kvbridge.core.errors import InvalidFieldError
@@ -180,5 +180,7 @@ def _failed(done: asyncio.Task[Any]) -> bool:
 
 
 def _fingerprint(request: Message) -> bytes:
-    name = type(request).__name__.encode()
-    return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16, person=name[:16]).digest()
+    """Return what tells a client's requests apart; it has nothing to gain from two that look alike."""
+    digest = xxhash.xxh3_128(type(request).__name__.encode() + b"\0")
+    digest.update(request.SerializeToString(deterministic=True))
+    return digest.digest()

@@ -121,25 +121,28 @@ class BulkSocketServer:
             self._begin(self._serve(connection, host))
 
     async def _serve(self, connection: socket.socket, host: str) -> None:
+        asker = _Asker()
         with ExitStack() as opened:
             opened.callback(connection.close)
             try:
-                taken, request, admit = await self._let_in(connection, host, opened)
+                taken, request, admit = await self._let_in(connection, host, opened, asker)
             except (BridgeError, OSError, TimeoutError) as error:
                 self._doorstep.note_failure(host)
-                self._refusals.note(BULK, _reason_of(error), host=host, problem=getattr(error, "reason", None) or "")
+                told = {"principal": asker.principal_of(error), "problem": getattr(error, "reason", None) or ""}
+                self._refusals.note(BULK, _reason_of(error), host=host, **told)
                 return
             try:
                 with counted(self._bridge.quotas, _METHOD, admit()), self._streams.entered(admit()):
                     await self._send(taken, lambda: self._control.client_of(admit()), request)
             except BridgeError as error:
                 # The other node finds its connection closed, and the lease answers everything else.
-                self._refusals.note(BULK, reason_of(error), host=host, limit=getattr(error, "limit", ""))
+                told = {"principal": asker.principal_of(error), "limit": getattr(error, "limit", "")}
+                self._refusals.note(BULK, reason_of(error), host=host, **told)
             except (OSError, TimeoutError) as error:
                 _log.info("a stream of bytes ended early", extra={"problem": str(error)})
 
-    async def _let_in(self, connection: socket.socket, host: str, opened: ExitStack) -> _LetIn:
-        """Return a connection that is secured, what is asked for, and what tells each time by whom.
+    async def _let_in(self, connection: socket.socket, host: str, opened: ExitStack, asker: _Asker) -> _LetIn:
+        """Return a connection that is secured, what is asked for, and what tells each time by whom, `asker` with it.
 
         Raises:
             BridgeError: it asks for nothing that makes sense, nothing proves who asks, or others took its place.
@@ -154,7 +157,7 @@ class BulkSocketServer:
                 taken = await self._secured(connection)
                 opened.callback(taken.close)
                 request = await tcp.read_request(taken)
-            admit = partial(self._admit, _proofs(taken, request, host), request)
+            admit = partial(self._admit, _proofs(taken, request, host), request, asker)
             self._bridge.payload_of_lease(self._control.client_of(admit()), request.lease_token)
         return taken, request, admit
 
@@ -182,9 +185,22 @@ class BulkSocketServer:
         context = self._context()
         return connection if context is None else await secured(connection, context)
 
-    def _admit(self, proofs: Proofs, request: tcp.BulkRequest) -> Caller:
+    def _admit(self, proofs: Proofs, request: tcp.BulkRequest, asker: _Asker) -> Caller:
         """Return who asks; errors as for `AccessControl.admit`."""
-        return self._control.admit_proved(_METHOD, proofs, tenant=request.tenant, name=request.client_name)
+        caller = self._control.admit_proved(_METHOD, proofs, tenant=request.tenant, name=request.client_name)
+        asker.principal = caller.principal.name
+        return caller
+
+
+class _Asker:
+    """Who asks over one connection, for the log, which is told even if what is asked for is refused."""
+
+    def __init__(self) -> None:
+        self.principal = ""
+
+    def principal_of(self, error: Exception) -> str:
+        """Return who was refused; of one that may not ask at all the error knows, and of a stranger nobody."""
+        return self.principal or getattr(error, "principal", "")
 
 
 def _reason_of(error: BridgeError | OSError) -> str:

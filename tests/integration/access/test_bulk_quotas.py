@@ -15,7 +15,7 @@ from kvbridge.link.port import TransferFailedError
 from tests import builders
 from tests.access import AccessFolder
 from tests.api import random_content, upload_messages
-from tests.harness import BridgeProcess, running_bridge
+from tests.harness import BridgeProcess, running_bridge, wait_for
 
 SECONDS = 30.0
 BURST = 6
@@ -58,6 +58,13 @@ def bulk_port(bridge: BridgeProcess) -> int:
     """Return the port for bytes."""
     port: int = json.loads(next(line for line in bridge.log.splitlines() if '"serving"' in line))["bulk_port"]
     return port
+
+
+def refused(bridge: BridgeProcess) -> list[tuple[str, str, str | None]]:
+    """Return what the log tells of refusals at the port for bytes: why, whom, and the limit if it was one."""
+    lines = map(json.loads, filter(lambda line: line.startswith("{"), bridge.log.splitlines()))
+    told = [line for line in lines if line["event"] == "refused" and line["door"] == "bulk"]
+    return [(line["reason"], line["principal"], line.get("limit")) for line in told]
 
 
 async def test_a_tenant_above_its_rate_gets_no_bytes_by_tcp(tmp_path: Path) -> None:
@@ -107,4 +114,19 @@ async def test_a_tenants_streams_by_tcp_are_streams(tmp_path: Path) -> None:
             assert await loop.sock_recv(slow, 8)
             with pytest.raises(TransferFailedError):
                 await fetch(bulk_port(bridge), request, len(content))
-        assert "streams_per_client_max" in bridge.log
+        assert wait_for(lambda: refused(bridge)) == [("LIMIT_EXCEEDED", "engine", "streams_per_client_max")]
+
+
+@pytest.mark.parametrize(("asker", "reason"), [("writer", "NOT_PERMITTED"), ("other", "NOT_YOURS")])
+async def test_the_log_says_whom_the_port_for_bytes_refuses(asker: str, reason: str, tmp_path: Path) -> None:
+    """Who may not read at all is known as well as who may, and asks for another client's lease."""
+    folder = AccessFolder(tmp_path, writer=(Role.PRODUCER,), reader=(Role.CONSUMER,), other=(Role.CONSUMER,))
+    spec = builders.spec(key="mine")
+    with running_bridge(*folder.flags, "--bulk-listen", "127.0.0.1:0") as bridge:
+        with folder.client(bridge, "writer") as writer, folder.client(bridge, "reader") as reader:
+            writer.upload(upload_messages(spec, random_content(spec)))
+            token = reader.acquire(spec).kv.lease_token
+            request = tcp.BulkRequest(client_name="x" * 32, lease_token=token, bearer=folder.tokens[asker])
+            with pytest.raises(TransferFailedError):
+                await fetch(bulk_port(bridge), request, 1)
+        assert wait_for(lambda: refused(bridge)) == [(reason, asker, None)]
