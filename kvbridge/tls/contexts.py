@@ -78,8 +78,11 @@ def _show(context: ssl.SSLContext, material: TlsMaterial, files: TlsFiles) -> No
 
 
 def _trust(context: ssl.SSLContext, material: TlsMaterial, files: TlsFiles) -> None:
+    # Between certificates many bundles name them, in any writing. OpenSSL passes over that, and Python's binding takes
+    # nothing but ASCII; inside a certificate a question mark is as wrong as what it stands for.
+    pem = material.ca.decode("ascii", "replace").replace("\N{REPLACEMENT CHARACTER}", "?")
     try:
-        context.load_verify_locations(cadata=material.ca.decode("ascii"))
+        context.load_verify_locations(cadata=pem)
     except (OSError, ValueError) as error:
         problem = getattr(error, "reason", None) or "it cannot be read"
         raise TlsFileError(f"{files.ca}: {problem}") from error

@@ -164,6 +164,18 @@ def test_keys_are_not_shown(secret: Secret) -> None:
     assert "BEGIN" not in str(refused.value)
 
 
+def test_authorities_may_be_named_between_their_certificates_in_any_writing(secret: Secret) -> None:
+    """As the bundles of many systems do; a certificate with such a letter in it is none."""
+    other = Authority("another one").certificate
+    path = Path(secret.ca).resolve()
+    path.write_bytes("# Főtanúsítvány\n".encode() + AUTHORITY.certificate + "# Türk\n".encode("latin-1") + other)
+    for make in (server_context, client_context):
+        assert len(make(read_material(files(secret)), files(secret)).get_ca_certs()) == 2
+    path.write_bytes(AUTHORITY.certificate + other[:60] + b"\xe9" + other[60:])
+    with pytest.raises(TlsFileError, match=r"ca\.crt|ca\.pem"):
+        client_context(read_material(files(secret)), files(secret))
+
+
 def test_nothing_older_than_tls_1_2_is_spoken(secret: Secret) -> None:
     """And only with forward secrecy and authenticated encryption."""
     material = read_material(files(secret))
