@@ -65,8 +65,20 @@ def identify(index: AccessIndex, proofs: Proofs, rules: ProofRules) -> Principal
     if not found:
         raise UnauthenticatedError("nothing proves who makes this call: no session, bearer token or known certificate")
     if len(found) > 1:
-        raise UnauthenticatedError("what proves who makes this call names several principals")
+        raise UnauthenticatedError(_several(proofs))
     return found[0]
+
+
+def _several(proofs: Proofs) -> str:
+    """Say what its caller can do about a call with proofs of several principals, and not who these are."""
+    session = "the user of its session on the unix socket" if proofs.session_uid is not None else ""
+    token = "its bearer token" if proofs.token is not None else ""
+    certificate = "its certificate" if proofs.subjects else ""
+    brought = [proof for proof in (session, token, certificate) if proof]
+    problem = f"what proves who makes this call names several principals: {' and '.join(brought)}"
+    if session and token:
+        return f"{problem}; leave the token out there, or call over TCP, where there is no session"
+    return f"{problem}; bring proofs of one principal alone"
 
 
 def principal_of_user(index: AccessIndex, uid: int, rules: ProofRules) -> Principal:

@@ -91,6 +91,21 @@ def test_every_proof_has_to_hold_and_all_name_one(
     assert who(transport, rules, **proofs) == name
 
 
+@pytest.mark.parametrize(
+    ("proofs", "told"),
+    [
+        ({"session_uid": OWN_UID, "token": TOKEN}, "its session .* and its bearer token; leave the token out .* TCP"),
+        ({"subjects": ("other.example",), "token": TOKEN, "encrypted": True}, "token and its certificate; bring"),
+        ({"subjects": ("engine.example", "other.example")}, "principals: its certificate; bring"),
+    ],
+)
+def test_whoever_brings_proofs_of_several_is_told_which_and_what_to_do(proofs: dict[str, Any], told: str) -> None:
+    """And not who these are."""
+    with pytest.raises(UnauthenticatedError, match=told) as caught:
+        identify(INDEX, Proofs(transport=Transport.UNIX, **proofs), RULES)
+    assert not any(name in str(caught.value) for name in (ENGINE.name, OTHER.name, "owner"))
+
+
 def test_a_token_in_the_clear_is_refused_without_being_looked_at() -> None:
     """A good one and a bad one get the same answer."""
     said = []
