@@ -163,7 +163,7 @@ class CatalogKeeper:
         What the catalog itself declares stays in force.
         """
         self._switch_why = (why or _SET_WITHOUT_WHY) if engaged else None  # In force first, and kept second.
-        _log.warning("kill switch %s", "on" if engaged else "off", extra={"why": why})
+        _log.warning("kill switch %s", "on" if engaged else "off", extra={"why": why} if why else None)
         self._swap(self.catalog)
         self._switch_order = self.on_kill_switch(self._switch_why)
         return self.kill_switch_reason() is not None
@@ -172,9 +172,13 @@ class CatalogKeeper:
         """Set the kill switch as other nodes have it, by the order of that name; it is saved a little later."""
         if (why, order_id) == (self._switch_why, self._switch_order):
             return
+        is_news = why != self._switch_why  # Otherwise another order says what this node was told or told others.
         self._switch_why, self._switch_order = why, order_id
-        _log.warning("kill switch %s, as on other nodes", "off" if why is None else "on", extra={"why": why or ""})
-        self._swap(self.catalog)
+        if is_news:
+            _log.warning(
+                "kill switch %s, as on other nodes", "off" if why is None else "on", extra={"why": why} if why else None
+            )
+            self._swap(self.catalog)
         task = asyncio.get_running_loop().create_task(self._save_followed())
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)

@@ -135,6 +135,24 @@ async def test_the_kill_switch_is_on_when_in_doubt() -> None:
         assert first.catalog.kill_switch_reason() is None
 
 
+async def test_the_log_tells_of_the_kill_switch_once(caplog: pytest.LogCaptureFixture) -> None:
+    """On the node where it is set as on others, and with its reason if it has one."""
+    async with running_two() as (first, second):
+        first.catalog.set_kill_switch(engaged=True, why="first")
+        meet(first, second)
+        first.catalog.set_kill_switch(engaged=True, why="again")
+        first.catalog.set_kill_switch(engaged=False, why="")
+        meet(first, second)
+        told = [record for record in caplog.records if "kill switch" in record.message]
+    assert [(record.message, vars(record).get("why")) for record in told] == [
+        ("kill switch on", "first"),
+        ("kill switch on, as on other nodes", "first"),
+        ("kill switch on", "again"),
+        ("kill switch off", None),
+        ("kill switch off, as on other nodes", None),
+    ]
+
+
 async def test_a_restarted_node_does_not_bring_back_what_was_lifted(tmp_path: Path) -> None:
     """Its files know a quarantine and a kill switch that have ended while it was away."""
     files = {"quarantine_file": str(tmp_path / "q.json"), "kill_switch_file": str(tmp_path / "k.json")}
