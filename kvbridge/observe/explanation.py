@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
+from kvbridge.core.handoff_reference import is_handoff_reference
 from kvbridge.v1 import handoff_service_pb2, types_pb2
 from kvbridge.v1 import inspect_service_pb2 as pb
 
@@ -96,8 +97,7 @@ def _outcome(record: pb.HandoffRecord) -> str:
 def _part(number: int, part: pb.PartRecord) -> Iterator[str]:
     given = "cache" if part.leased else f"text, {_reason(part.reason)}"
     size = f", {part.valid_length:,} tokens, {_size(part.bytes)}" if part.valid_length else ""
-    name = f"{part.reference.key}@{part.reference.generation}"
-    yield from _wrapped(f"{name}: {given}{size}", first=f"Part {number}: ", rest=_INDENT)
+    yield from _wrapped(f"{_named(part.reference)}: {given}{size}", first=f"Part {number}: ", rest=_INDENT)
     if part.HasField("source"):
         yield from _wrapped(f"computed by {_model(part.source)}", first=_INDENT, rest=_INDENT * 2)
     yield from _wrapped(_route(part), first=_INDENT, rest=_INDENT * 2)
@@ -106,6 +106,12 @@ def _part(number: int, part: pb.PartRecord) -> Iterator[str]:
     for transform in part.transforms:
         yield from _wrapped(transform, first=_INDENT, rest=_INDENT * 2)
     yield from _checks(part.checks)
+
+
+def _named(reference: types_pb2.PayloadReference) -> str:
+    """Return a payload's name: the key alone if it names a generation itself, or none was asked for and none found."""
+    is_whole = not reference.generation or is_handoff_reference(reference.key)
+    return reference.key if is_whole else f"{reference.key}@{reference.generation}"
 
 
 def _route(part: pb.PartRecord) -> str:

@@ -106,6 +106,16 @@ def test_what_was_pulled_is_shown() -> None:
     assert "pulled" not in text(records.record())
 
 
+@pytest.mark.parametrize(
+    ("key", "generation", "title"),
+    [("notes/7", 2, "notes/7@2"), ("notes/7", 0, "notes/7"), ("kvb://host-b/notes/7@3", 1, "kvb://host-b/notes/7@3")],
+)
+def test_a_part_is_called_by_its_key_and_the_generation_that_was_meant(key: str, generation: int, title: str) -> None:
+    """Nobody asks for generation 0, which stands for the newest one; and a handoff reference names its own."""
+    part = replace(records.refused(), reference=PayloadReference(key=key, generation=generation))
+    assert f"Part 1: {title}: text, " in text(records.record(part))
+
+
 @given(records.records, st.text(min_size=1, max_size=300))
 def test_it_fits_a_terminal_and_commands_none(record: HandoffRecord, written: str) -> None:
     """Whatever keys and reports hold: no line is too long, none breaks, none reaches the terminal as a command."""
