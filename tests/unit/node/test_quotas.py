@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.access import TenantQuota
 from kvbridge.core.errors import BridgeError, LimitExceededError, MemoryExhaustedError, TooManyRequestsError
-from kvbridge.node.quotas import Quotas, Weight
+from kvbridge.core.ledger.limits import LedgerLimits
+from kvbridge.node.quotas import TENANT_LIMITS, Quotas, Weight
 from kvbridge.node.tenancy import Tenancy, new_tenancy
 
 CONFIG = BridgeConfig(arena_bytes=1 << 20, pretouch=False, huge_pages=False, concurrent_calls_max=16)
@@ -202,3 +204,11 @@ def test_a_tenants_memory_is_its_own_quota() -> None:
             assert (ledger.limits.payloads_max, ledger.limits.references_max) == (3, CONFIG.references_max)
     finally:
         tenancy.close()
+
+
+def test_every_limit_that_a_call_is_refused_for_is_documented() -> None:
+    """Whoever reads the name of one in a refusal or a metric finds it, with its default."""
+    page = (Path(__file__).parents[3] / "docs" / "quotas.md").read_text(encoding="utf-8")
+    assert [name for name in TENANT_LIMITS if f"`{name}`" not in page] == []
+    [row] = [line for line in page.splitlines() if line.startswith("| `payload_text_bytes_max`")]
+    assert row.endswith(f"| {LedgerLimits().payload_text_bytes_max >> 20} MiB |")
