@@ -115,8 +115,7 @@ class Connector:
         if session is not None:
             session.close()
             self._session = None
-        path = self.target.descriptor_socket
-        attachment = None if path is None else attach(path, deadline)
+        attachment = None if self.target.by_value else attach(self.target, deadline)
         session = Session(self.target, self._security, attachment)
         try:
             self._on_open(self)

@@ -70,6 +70,11 @@ class CallFailedError(BridgeError):
         """Return the failure of a caller whose time is over."""
         return cls(grpc.StatusCode.DEADLINE_EXCEEDED, f"{what} took longer than the caller would wait")
 
+    @classmethod
+    def no_answer(cls, target: str, problem: str) -> CallFailedError:
+        """Return the failure of a caller who finds no bridge at the target that it named."""
+        return cls(grpc.StatusCode.UNAVAILABLE, f"no bridge answers at {target}: {problem}")
+
     @property
     def draining(self) -> bool:
         """Tell whether the node refuses because it is shutting down."""

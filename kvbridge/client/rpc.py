@@ -45,6 +45,7 @@ class Rpc:
         Raises:
             CallFailedError: the files that secure the channel cannot be used.
         """
+        self._target = grpc_target
         self._security = security
         self._channel = security.channel(grpc_target, _OPTIONS)
         self.handoff = HandoffServiceStub(self._channel)
@@ -76,7 +77,11 @@ class Rpc:
 
     def failure(self, error: grpc.RpcError) -> CallFailedError:
         """Return what `error`, raised by a call through this channel, says."""
-        return self._security.explained(failure_of(error))
+        failure = failure_of(error)
+        explained = self._security.explained(failure)
+        if explained is not failure or failure.about or failure.code is not grpc.StatusCode.UNAVAILABLE:
+            return explained
+        return CallFailedError.no_answer(self._target, failure.detail)  # gRPC names what it resolved to, if anything.
 
     def call(self, method: Callable[..., _Answer], request: Any, deadline: Deadline, client: str) -> _Answer:
         """Make one call.

@@ -23,6 +23,7 @@ from kvbridge.memory.errors import (
     AttachmentTimeoutError,
     DescriptorRefusedError,
     MappingUnavailableError,
+    NodeUnreachableError,
     RefusalCode,
 )
 
@@ -172,13 +173,18 @@ class Session:
             self._lock.release()
 
 
-def attach(path: str, deadline: Deadline) -> Attachment:
-    """Open a session at the descriptor socket.
+def attach(target: Target, deadline: Deadline) -> Attachment:
+    """Open a session at the descriptor socket of a bridge with which memory is shared.
 
     Raises:
         CallFailedError: no bridge answers there in time, or it refuses.
     """
-    return _attached(lambda: Attachment.open(path, deadline.remaining_seconds))
+    path = target.descriptor_socket
+    assert path is not None, target
+    try:
+        return _attached(lambda: Attachment.open(path, deadline.remaining_seconds))
+    except NodeUnreachableError as error:  # By the name that people gave it, which is not that of this socket.
+        raise CallFailedError.no_answer(target.grpc_target, error.problem) from error
 
 
 def _mapped(attachment: Attachment, arena_id: str, deadline: Deadline, *, writable: bool) -> ArenaView:
@@ -190,11 +196,13 @@ def _mapped(attachment: Attachment, arena_id: str, deadline: Deadline, *, writab
 
 
 def _attached(work: Callable[[], _Answer]) -> _Answer:
-    """Do something at the descriptor socket, and raise its errors as those of a call."""
+    """Do something at the descriptor socket, and raise its errors, but that nobody is there, as those of a call."""
     try:
         return work()
     except AttachmentTimeoutError as error:
         raise CallFailedError(grpc.StatusCode.DEADLINE_EXCEEDED, str(error)) from error
+    except NodeUnreachableError:
+        raise
     except AttachmentError as error:
         refused = isinstance(error, DescriptorRefusedError) and error.code is RefusalCode.DRAINING
         raise CallFailedError(grpc.StatusCode.UNAVAILABLE, str(error), about=DRAINING if refused else "") from error

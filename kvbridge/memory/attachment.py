@@ -259,14 +259,14 @@ def _connect(path: str, timeout_seconds: float) -> socket.socket:
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:  # This process has too many files open.
-        raise NodeUnreachableError(f"there is no socket to reach the node at {path} by: {error}") from error
+        raise NodeUnreachableError(path, f"this process can open no socket: {error.strerror or error}") from error
     try:
         seconds, fraction = divmod(max(timeout_seconds, 1e-6), 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(fraction * 1e6)))
         sock.connect(path)
     except OSError as error:
         sock.close()
-        raise NodeUnreachableError(f"no node answers at {path}: {error}") from error
+        raise NodeUnreachableError(path, error.strerror or str(error)) from error
     return sock
 
 

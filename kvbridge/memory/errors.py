@@ -54,6 +54,11 @@ class AttachmentError(BridgeError):
 class NodeUnreachableError(AttachmentError):
     """No node serves the socket, or it did not take the connection in time."""
 
+    def __init__(self, path: str, problem: str) -> None:
+        """Name the `path` of the descriptor socket, and what is wrong."""
+        super().__init__(f"no node answers at {path}: {problem}")
+        self.problem = problem
+
 
 class AttachmentTimeoutError(AttachmentError):
     """The node did not answer in time; the session goes on."""

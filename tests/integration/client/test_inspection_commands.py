@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,16 @@ from kvbridge import Bridge
 from kvbridge.cli import main
 from tests.harness import BridgeProcess
 from tests.integration.client.kv import Contents
+
+
+@pytest.mark.parametrize("target", ["unix:{}/bridge.sock", "localhost:1"])
+def test_whoever_finds_no_bridge_is_told_where_by_the_name_that_was_given(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by that of the socket beside it, nor by an address that it stands for."""
+    target = target.format(tmp_path)
+    assert main(["node", "--target", target]) == 1
+    assert capsys.readouterr().err.startswith(f"kvbridge: UNAVAILABLE: no bridge answers at {target}: ")
 
 
 @pytest.mark.parametrize("key", ["shown", "shown@7", "shown@"])
