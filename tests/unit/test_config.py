@@ -130,6 +130,15 @@ def test_every_setting_says_what_it_means() -> None:
     assert all(meaning.endswith(".") for meaning in meanings.values())
 
 
+def test_the_help_names_every_kind_of_directory() -> None:
+    """Those that the refusal of any other one names."""
+    with pytest.raises(ConfigurationError) as refused:
+        BridgeConfig(directory="nonsense")
+    kinds = {"none", "static", "memory", "dns:HOST:PORT", "redis://HOST:PORT/DB", "rediss://"}
+    for text in (str(refused.value), setting_meanings()["directory"]):
+        assert [kind for kind in kinds if kind not in text] == []
+
+
 def test_clients_and_node_meet_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable wins; without it the path depends on the user alone; the descriptor socket lies beside it."""
     monkeypatch.setenv("KVBRIDGE_SOCKET", "/somewhere/b.sock")
