@@ -171,7 +171,7 @@ class BridgeConfig:
     peer_stall_seconds: float = 5.0
     """How long another node may send nothing while its bytes are awaited."""
     directory: str = field(default="", repr=False)
-    """Where others are: none, static, memory, dns:HOST:PORT, redis://HOST:PORT/DB, rediss://...; empty: as `peers` say."""
+    """Where others are: none, static, memory, dns:HOST:PORT, redis://HOST:PORT/DB, rediss://...; empty: by `peers`."""
     directory_prefix: str = "kvbridge"
     """Starts every key in Redis; nodes with another one know nothing of each other."""
     directory_ttl_seconds: float = 10.0
