@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.descriptor import PayloadReference
@@ -15,7 +15,7 @@ from kvbridge.link.neighbour import Neighbours, OrderNews, Owned
 from kvbridge.node.announcing import Announcer, newest
 from kvbridge.node.catalog import CatalogKeeper
 from kvbridge.node.containment import Containment
-from kvbridge.node.locating import located
+from kvbridge.node.locating import Located, located
 from kvbridge.node.neighbourhood import Neighbourhood, NeighbourhoodLimits
 from kvbridge.node.orders import OrderKeeper
 from kvbridge.node.replicas import Replicas
@@ -112,13 +112,11 @@ class Cluster:
         if self._announcer is not None:
             self._announcer.committed(tenant, reference.key)
 
-    async def located(
-        self, parts: Sequence[AcquireTerms], tenant: str, *, seconds_left: float | None
-    ) -> tuple[AcquireTerms, ...]:
-        """Return the terms with the name on its owner of what is not here, where that is known."""
+    async def located(self, parts: Sequence[AcquireTerms], tenant: str, *, seconds_left: float | None) -> Located:
+        """Find out who owns what is not here."""
         if self.neighbourhood is None:
-            return tuple(parts)
-        return await located(
+            return Located(parts=tuple(parts))
+        found = await located(
             parts,
             self._tenancies[tenant],
             self.neighbourhood,
@@ -126,13 +124,7 @@ class Cluster:
             seconds_max=self._config.directory_timeout_seconds,
             clock=self._clock,
         )
-
-    @property
-    def not_asked(self) -> str:
-        """Return why no other node can be asked for keys that nobody knows of here; empty if they can, or none is."""
-        if self.neighbourhood is None or self.neighbourhood.standing.is_up:
-            return ""
-        return _NOT_ASKED
+        return found if self.neighbourhood.standing.is_up else replace(found, not_asked=_NOT_ASKED)
 
     # What others ask
 

@@ -7,7 +7,7 @@ checked. If nothing is found, or not in time, the key is unknown.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvbridge.core.descriptor import PayloadReference
 from kvbridge.core.gate import AcquireTerms
@@ -19,6 +19,18 @@ from kvbridge.node.waiting import patience
 
 _SHARE = 0.5
 """As much of a caller's time as finding out may take."""
+_HURRIED = "the caller's time ran out before another node could be asked"
+_SLOW = "the directory took too long, so no other node was asked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """What was found out."""
+
+    parts: tuple[AcquireTerms, ...]
+    """The terms, with the name on its owner of what is not here, where that is known."""
+    not_asked: str = ""
+    """Why no other node was asked for keys that may be one's; empty if one was, or none need be."""
 
 
 async def located(
@@ -29,17 +41,19 @@ async def located(
     seconds_left: float | None,
     seconds_max: float,
     clock: Callable[[], float],
-) -> tuple[AcquireTerms, ...]:
-    """Return the terms with the name on its owner of what is not here, where that is known."""
+) -> Located:
+    """Find out about what is not here."""
     keys = [terms.reference.key for terms in parts if _is_missing(terms.reference, tenancy, now=clock())]
     if not keys:
-        return tuple(parts)
+        return Located(parts=tuple(parts))
     left = patience(seconds_left)
-    found = await neighbourhood.locate(
-        tenancy.tenant, keys, seconds_max=seconds_max if left is None else min(left * _SHARE, seconds_max)
-    )
+    share = seconds_max if left is None else left * _SHARE
+    try:
+        found = await neighbourhood.locate(tenancy.tenant, keys, seconds_max=min(share, seconds_max))
+    except TimeoutError:
+        return Located(parts=tuple(parts), not_asked=_HURRIED if share < seconds_max else _SLOW)
     taken = {terms.reference.key for terms in parts}
-    return tuple(_renamed(terms, found.get(terms.reference.key), taken) for terms in parts)
+    return Located(parts=tuple(_renamed(terms, found.get(terms.reference.key), taken) for terms in parts))
 
 
 def may_be_elsewhere(reference: PayloadReference) -> bool:

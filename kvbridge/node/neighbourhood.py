@@ -105,7 +105,11 @@ class Neighbourhood:
     # Looking up
 
     async def locate(self, tenant: str, keys: Sequence[str], *, seconds_max: float) -> Mapping[str, Location]:
-        """Return where each key may best be had; those are left out of which nothing is known, or not in time."""
+        """Return where each key may best be had; those are left out of which nothing is known.
+
+        Raises:
+            TimeoutError: nobody answered in time.
+        """
         if not self.standing.is_up or not keys:
             return {}
         with self.standing.timed_look_up():
@@ -114,7 +118,9 @@ class Neighbourhood:
             self._looking.add(looking)
             looking.add_done_callback(self._looking.discard)
             done, _ = await asyncio.wait({looking}, timeout=seconds_max)
-            found = looking.result() if done else {}
+            if not done:
+                raise TimeoutError
+            found = looking.result()
         best = {key: self._best(locations) for key, locations in found.items()}
         return {key: location for key, location in best.items() if location is not None}
 

@@ -195,12 +195,32 @@ async def test_who_is_told_that_nothing_is_known_is_told_if_nobody_else_was_aske
         assert await detail(node, "k") == "nothing is known under this key"
 
 
-async def detail(bridge: Bridge, key: str, *, generation: int = 0) -> str:
+@pytest.mark.parametrize(
+    ("deadline_seconds", "problem"),
+    [
+        (0.05, "the caller's time ran out before another node could be asked"),
+        (None, "the directory took too long, so no other node was asked"),
+    ],
+)
+async def test_who_is_told_that_nothing_is_known_is_told_if_there_was_no_time_to_ask(
+    deadline_seconds: float | None, problem: str
+) -> None:
+    """Another node may have it all the same: with more time there may be an answer."""
+    async with alone(directory_timeout_seconds=TIMEOUT_SECONDS / 2) as (hub, node, _):
+        await until(lambda: is_up(node))
+        hub.behaviour.is_frozen = True  # For a while nobody knows; this node's own deadline for it is shorter.
+        told = await detail(node, "k", deadline_seconds=deadline_seconds)
+        assert told == f"nothing is known under this key; {problem}"
+
+
+async def detail(bridge: Bridge, key: str, *, generation: int = 0, deadline_seconds: float | None = None) -> str:
     """Return what a consumer is told of a key that it cannot have."""
     terms = AcquireTerms(
         reference=PayloadReference(key=key, generation=generation), model=builders.model_tag(), tokens=None
     )
-    asked = Acquisition(client=CLIENT, parts=(terms,), verification=Verification.NONE, deadline_seconds=None)
+    asked = Acquisition(
+        client=CLIENT, parts=(terms,), verification=Verification.NONE, deadline_seconds=deadline_seconds
+    )
     [answer] = (await bridge.acquire(asked)).parts
     assert isinstance(answer, Fallback)
     return answer.finding.problem or ""
@@ -221,17 +241,17 @@ def silences(caplog: pytest.LogCaptureFixture) -> int:
 
 
 @asynccontextmanager
-async def alone(*, is_gone: bool = False, peers: str = "") -> AsyncIterator[tuple[MemoryHub, Bridge, Wires]]:
-    """Run one bridge of which the directory may be gone from the start, or a list of `peers`; another one runs as b."""
+async def alone(*, is_gone: bool = False, **settings: Any) -> AsyncIterator[tuple[MemoryHub, Bridge, Wires]]:
+    """Run one bridge of which the directory may be gone from the start, or with other settings; and one more, b."""
     async with running("b") as wires:
         hub = MemoryHub(ttl_seconds=5.0, clock=time.monotonic)
         hub.behaviour.is_gone = is_gone
         config = BridgeConfig(
-            node_id="a", arena_bytes=1 << 20, pretouch=False, huge_pages=False, heartbeat_seconds=0.05, peers=peers
+            node_id="a", arena_bytes=1 << 20, pretouch=False, huge_pages=False, heartbeat_seconds=0.05, **settings
         )
         neighbours = WiredNeighbours(wires)
         asking = AskingDirectory(StaticRoll(config.peer_targets()), neighbours, timeout_seconds=TIMEOUT_SECONDS)
-        directory = asking if peers else MemoryDirectory(hub, timeout_seconds=TIMEOUT_SECONDS)
+        directory = asking if config.peers else MemoryDirectory(hub, timeout_seconds=TIMEOUT_SECONDS)
         node = Bridge(config, neighbours=neighbours, directory=directory)
         wires.bridges["a"] = node  # It is closed with the others.
         await node.start()
