@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,9 +12,11 @@ from dataclasses import fields
 from typing import Any
 
 from kvbridge.commands import access, calibrate, catalog, explain, inspection, probe, quarantine
-from kvbridge.config import BridgeConfig, ConfigurationError, load_config, setting_meanings
+from kvbridge.config import BridgeConfig, ConfigurationError, load_config, setting_meanings, unknown_variables
 from kvbridge.core.errors import BridgeError
 from kvbridge.version import VERSION
+
+_log = logging.getLogger(__name__)
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
@@ -85,6 +88,9 @@ def _serve(options: argparse.Namespace) -> int:
     given = {setting.name: getattr(options, setting.name) for setting in fields(BridgeConfig)}
     config = load_config(options.config, overrides={name: value for name, value in given.items() if value is not None})
     configure_logs(options.log_level)
+    unknown = unknown_variables(os.environ)
+    if unknown:
+        _log.warning("variables that are no setting are passed over", extra={"variables": unknown})
     asyncio.run(serve(config))
     return EXIT_OK
 

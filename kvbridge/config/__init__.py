@@ -10,6 +10,7 @@ from kvbridge.config.addresses import (
 from kvbridge.config.errors import ConfigurationError
 from kvbridge.config.loading import load_config, setting_meanings
 from kvbridge.config.settings import BridgeConfig
+from kvbridge.config.variables import unknown_variables
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -21,4 +22,5 @@ __all__ = [
     "is_loopback",
     "load_config",
     "setting_meanings",
+    "unknown_variables",
 ]

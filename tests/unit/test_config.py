@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvbridge.client.security import security_of
+from kvbridge.client.targets import parse_target
 from kvbridge.config import (
     BridgeConfig,
     ConfigurationError,
@@ -15,7 +18,9 @@ from kvbridge.config import (
     descriptor_socket_path,
     load_config,
     setting_meanings,
+    unknown_variables,
 )
+from kvbridge.config.variables import CLIENT_VARIABLES, UNKNOWN_MAX
 
 
 def test_later_sources_win(tmp_path: Path) -> None:
@@ -137,6 +142,58 @@ def test_the_help_names_every_kind_of_directory() -> None:
     kinds = {"none", "static", "memory", "dns:HOST:PORT", "redis://HOST:PORT/DB", "rediss://"}
     for text in (str(refused.value), setting_meanings()["directory"]):
         assert [kind for kind in kinds if kind not in text] == []
+
+
+def test_variables_that_are_no_setting_are_named_with_what_may_be_meant() -> None:
+    """And never with their values, which may be secrets."""
+    environment = {"KVBRIDGE_LISTN": "x", "KVBRIDGE_LOG_LEVEL": "y", "KVBRIDGE_LISTEN": "", "PATH": "z", "KVBRIDGE": ""}
+    assert unknown_variables(environment) == (
+        "KVBRIDGE_LISTN (is KVBRIDGE_LISTEN meant?)",
+        "KVBRIDGE_LOG_LEVEL",
+    )
+    many = {f"KVBRIDGE_{number}": "" for number in range(1000)}
+    assert len(unknown_variables(many)) == UNKNOWN_MAX
+
+
+def test_variables_of_others_are_no_mistakes() -> None:
+    """Kubernetes tells every pod of a service called kvbridge, or kvbridge-something."""
+    of_a_service = {
+        "KVBRIDGE_SERVICE_HOST": "10.0.0.1",
+        "KVBRIDGE_SERVICE_PORT": "7411",
+        "KVBRIDGE_SERVICE_PORT_GRPC": "7411",
+        "KVBRIDGE_PORT": "tcp://10.0.0.1:7411",
+        "KVBRIDGE_PORT_7411_TCP": "tcp://10.0.0.1:7411",
+        "KVBRIDGE_PORT_7411_TCP_ADDR": "10.0.0.1",
+        "KVBRIDGE_METRICS_SERVICE_HOST": "10.0.0.1",
+        "KVBRIDGE_METRICS_PORT": "tcp://10.0.0.1:7412",
+    }
+    assert unknown_variables(of_a_service) == ()
+    assert unknown_variables({"KVBRIDGE_PORT": "7411"}) == ("KVBRIDGE_PORT",)
+
+
+def test_what_clients_read_is_no_mistake() -> None:
+    """A node and its clients may be started from one environment."""
+    environment = Asked()
+    security_of(parse_target("localhost:7411"), tls=None, token_file=None, credentials=None, environment=environment)
+    assert len(environment.names) > len(CLIENT_VARIABLES)
+    assert unknown_variables(dict.fromkeys([*environment.names, "KVBRIDGE_SOCKET"], "x")) == ()
+
+
+class Asked(Mapping[str, str]):
+    """An empty environment that remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __getitem__(self, name: str) -> str:
+        self.names.append(name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
 
 
 def test_clients_and_node_meet_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:

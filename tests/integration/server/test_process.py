@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -58,6 +59,14 @@ def test_reflection_can_be_turned_off() -> None:
         with pytest.raises(grpc.RpcError) as caught:
             ProtoReflectionDescriptorDatabase(channel).get_services()
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_the_log_says_once_which_variables_are_no_setting() -> None:
+    """Somebody meant something by them, and would look for its effect in vain."""
+    with running_bridge(prefix=("env", "KVBRIDGE_LISTN=secret")) as bridge:
+        [told] = [line for line in bridge.log.splitlines() if "KVBRIDGE_" in line]
+        assert json.loads(told)["variables"] == ["KVBRIDGE_LISTN (is KVBRIDGE_LISTEN meant?)"]
+        assert "secret" not in bridge.log
 
 
 def test_sockets_are_for_their_owner_alone(bridge_process: BridgeProcess) -> None:
