@@ -18,6 +18,7 @@ from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.handoff_reference import HandoffReference, is_handoff_reference
 from kvbridge.core.provenance import shown
 from kvbridge.core.quarantine import AlignerPattern, Quarantine, Target
+from kvbridge.core.transfer_encoding import unmarked_key
 
 if TYPE_CHECKING:
     from kvbridge.client.quarantining import QuarantinedPayload, QuarantineOutcome
@@ -100,8 +101,8 @@ def _aligner(text: str) -> AlignerPattern:
 
 def _payload(text: str) -> PayloadReference:
     if is_handoff_reference(text):
-        with _checked():
-            return PayloadReference(key=str(HandoffReference.parse(text)), generation=1)
+        with _checked():  # A replica that lost bits is listed with a mark, and is the same payload.
+            return PayloadReference(key=str(HandoffReference.parse(unmarked_key(text))), generation=1)
     key, _, generation = text.rpartition("@")
     if not key or not generation.isdecimal() or not int(generation):
         raise argparse.ArgumentTypeError("must be KEY@GENERATION, such as conversation/7@2")

@@ -336,8 +336,12 @@ def test_the_command_takes_the_name_that_holds_on_every_node(bridge_process: Bri
     answer, _ = client.publish(wanted)
     name = answer.committed.handoff_reference
     elsewhere = "kvb://elsewhere/k@3"
-    for reference, where in ((name, "everywhere@1@1  (in memory"), (elsewhere, f"{elsewhere}  (gone")):
-        done = _command(bridge_process, "quarantine", "--payload", reference)
+    for named, reference, where in (
+        (name, name, "everywhere@1@1  (in memory"),
+        (elsewhere, elsewhere, f"{elsewhere}  (gone"),
+        (f"{elsewhere}#INT8.0", elsewhere, f"{elsewhere}  (gone"),
+    ):
+        done = _command(bridge_process, "quarantine", "--payload", named)
         assert done.stdout.startswith(f"payload {reference}: quarantined")
         assert where in done.stdout
         assert "a payload of another node is named" not in done.stdout
