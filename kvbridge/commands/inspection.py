@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.json_format import MessageToDict
 
 from kvbridge.commands.connecting import add_target, connected
+from kvbridge.core.handoff_reference import owner_of
+from kvbridge.core.provenance import shown
+from kvbridge.core.transfer_encoding import unmarked_key
 from kvbridge.wire import encode_descriptor
 
 if TYPE_CHECKING:
+    from kvbridge.client.bridge import Bridge
     from kvbridge.client.inspection import DirectoryInspection, NodeInspection, PayloadInspection
 
 _MIB = 1 << 20
@@ -59,16 +63,30 @@ def _payload(options: argparse.Namespace) -> int:
         key, _, generation = options.key.rpartition("@")
         if found is None and not options.generation and key and generation.isdecimal():
             found = bridge.payload(key, int(generation))
+        missing = [] if found is not None else list(_missing(bridge, options.key))
     if found is None:
-        _show(options, None, ["no payload occupies memory under this key and generation"])
+        _show(options, None, missing)
         return 1
     fields = {**_summary(found), "descriptor": _described(found)}
     _show(options, fields, json.dumps(fields, indent=2, default=str).splitlines())
     return 0
 
 
+def _missing(bridge: Bridge, key: str) -> Iterable[str]:
+    """Yield why nothing may be found under a key that somebody has read or been sent."""
+    owner = owner_of(key)
+    yield f"no {'replica of this payload' if owner else 'payload'} occupies memory under this key and generation"
+    if not owner:
+        yield "a replica of another node's payload is named kvb://NODE/KEY@GENERATION, as `kvbridge payloads` lists it"
+        return
+    yield f"it is a payload of node {owner}: ask there for the key and generation behind kvb://{owner}/"
+    for replica in bridge.payloads(f"{unmarked_key(key)}#"):
+        yield f"there is a replica that lost bits: {shown(replica.reference)}"
+
+
 def _summary(payload: PayloadInspection) -> dict[str, Any]:
-    return asdict(replace(payload, descriptor=None))
+    """Return a payload as plain values; its owner is another node if it is a replica."""
+    return {**asdict(replace(payload, descriptor=None)), "replica_of_node": owner_of(payload.reference.key) or None}
 
 
 def _described(payload: PayloadInspection) -> dict[str, Any] | None:
@@ -119,5 +137,4 @@ def _payload_lines(payloads: Iterable[PayloadInspection]) -> Iterable[str]:
     for payload in payloads:
         ends = "-" if payload.ends_in_seconds is None else f"{payload.ends_in_seconds:,.0f}"
         numbers = f"{payload.valid_length:>8,}{payload.slot_bytes / _MIB:>10,.1f}{payload.leases:>8}{payload.holds:>7}"
-        name = f"{payload.reference.key}@{payload.reference.generation}"
-        yield f"{payload.state:<12}{numbers}{payload.age_seconds:>9,.0f}{ends:>11}  {name}"
+        yield f"{payload.state:<12}{numbers}{payload.age_seconds:>9,.0f}{ends:>11}  {shown(payload.reference)}"

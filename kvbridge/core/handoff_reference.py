@@ -65,6 +65,15 @@ def is_handoff_reference(key: str) -> bool:
     return key.startswith(SCHEME)
 
 
+def owner_of(key: str) -> str:
+    """Return the node of whose payload a replica lies under `key`; empty if what lies there is nobody else's."""
+    if not is_handoff_reference(key):
+        return ""
+    with suppress(InvalidFieldError):
+        return HandoffReference.parse(unmarked_key(key)).node_id
+    return ""
+
+
 def everywhere(owner: str, reference: PayloadReference) -> PayloadReference:
     """Return the name that another node gives to what the node `owner` calls `reference`."""
     if is_handoff_reference(reference.key):

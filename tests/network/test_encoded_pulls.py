@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
+from kvbridge.cli import main
 from kvbridge.core.catalog import PolicyOverrides, Route
 from kvbridge.core.descriptor import PayloadSpec
 from kvbridge.core.events import PayloadRevoked
@@ -169,6 +171,27 @@ def test_nobody_can_name_a_replica_that_lost_bits(routed: Pair) -> None:
         routed.consumer.reserve(spec_of("kvb://owner/unnamed@1#INT8.0"))
     assert unpublished.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert content
+
+
+def test_commands_say_of_whose_payloads_replicas_are(routed: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the names that they list, which every other command takes; and they say where to ask for what is not here."""
+    spec, _ = published(routed, "shown")
+    held(routed, routed.acquire(spec, edge="int8"), spec)
+    target, name = f"--target={routed.puller.target}", "kvb://owner/shown@1"
+    assert main(["payloads", "--prefix", name, target]) == 0
+    assert capsys.readouterr().out.endswith(f"  {name}#INT8.0\n")
+    assert main(["payload", f"{name}#INT8.0", target]) == 0
+    assert json.loads(capsys.readouterr().out)["replica_of_node"] == "owner"
+    assert main(["payload", name, target]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "no replica of this payload occupies memory under this key and generation",
+        "it is a payload of node owner: ask there for the key and generation behind kvb://owner/",
+        f"there is a replica that lost bits: {name}#INT8.0",
+    ]
+    assert main(["payload", "shown@1", target]) == 1
+    assert "kvb://NODE/KEY@GENERATION" in capsys.readouterr().out
+    assert main(["quarantine", "--payload", f"{name}#INT8.0", "--dry-run", target]) == 0
+    assert f"  {name}  (in memory, 0 leases, 1 handoff)" in capsys.readouterr().out
 
 
 def test_clients_are_sent_the_bytes_as_they_lie_there(routed: Pair) -> None:

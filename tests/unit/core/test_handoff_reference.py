@@ -15,6 +15,7 @@ from kvbridge.core.handoff_reference import (
     everywhere,
     is_handoff_reference,
     lineage,
+    owner_of,
 )
 
 node_ids = st.from_regex(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,20}[A-Za-z0-9])?", fullmatch=True)
@@ -35,6 +36,15 @@ def test_a_reference_is_read_as_it_was_written(reference: HandoffReference) -> N
     check_key(text)
     assert is_handoff_reference(text)
     assert HandoffReference.parse(text) == reference
+
+
+@given(references)
+def test_a_replica_has_an_owner(reference: HandoffReference) -> None:
+    """Whether all bits are kept or not; what lies under any other key is this node's own."""
+    for key in (str(reference), f"{reference}#INT8.0", f"{reference}#INT4.2"):
+        assert owner_of(key) == reference.node_id
+    assert not owner_of(reference.payload.key)
+    assert not owner_of(SCHEME + reference.node_id)
 
 
 def test_the_longest_reference_is_a_key() -> None:
