@@ -6,12 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict
 
 from kvbridge.commands.connecting import add_target, connected
+from kvbridge.core.errors import BridgeError
 from kvbridge.core.handoff_reference import owner_of
 from kvbridge.core.provenance import shown
 from kvbridge.core.transfer_encoding import unmarked_key
@@ -25,9 +26,23 @@ _MIB = 1 << 20
 _BYTE_STATES = ("reserved", "committed", "draining", "quarantined", "free")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bans:
+    """What is not handed over, whatever routes say."""
+
+    kill_switch: bool | None = None
+    """Whether every handoff is text; None if that is not shown."""
+    kill_switch_reason: str | None = None
+    """Why."""
+    quarantines: int | None = None
+    """How many quarantines of the tenant's payloads are in force."""
+    bans_problem: str | None = None
+    """Why these are not shown."""
+
+
 def add_commands(commands: Any) -> None:
     """Add this module's commands to the parser."""
-    _add(commands, "node", "show a running bridge: memory by state, references, limits", _node)
+    _add(commands, "node", "show a running bridge: kill switch, memory, references, limits", _node)
     payloads = _add(commands, "payloads", "list what is published, newest first", _payloads)
     payloads.add_argument("--prefix", default="", help="only keys that start with this")
     payload = _add(commands, "payload", "show one payload in full", _payload)
@@ -45,8 +60,8 @@ def _add(commands: Any, name: str, text: str, run: Callable[[argparse.Namespace]
 
 def _node(options: argparse.Namespace) -> int:
     with connected(options) as bridge:
-        node = bridge.node()
-    _show(options, _node_fields(node), _node_lines(node))
+        node, bans = bridge.node(), _bans(bridge)
+    _show(options, {**_node_fields(node), **asdict(bans)}, _node_lines(node, bans))
     return 0
 
 
@@ -108,11 +123,36 @@ def _node_fields(node: NodeInspection) -> dict[str, Any]:
     return {**plain, "arena": asdict(node.arena), "directory": directory, "limits": dict(node.limits)}
 
 
-def _node_lines(node: NodeInspection) -> Iterable[str]:
+def _bans(bridge: Bridge) -> _Bans:
+    try:
+        running, quarantines = bridge.admin.catalog(), bridge.quarantines.in_force()
+    except BridgeError as error:  # Such as for callers who are shown the node alone.
+        return _Bans(bans_problem=str(error))
+    switched = running.catalog.kill_switch
+    return _Bans(
+        kill_switch=switched,
+        kill_switch_reason=running.kill_switch_reason if switched else None,
+        quarantines=len(quarantines),
+    )
+
+
+def _ban_lines(bans: _Bans) -> Iterable[str]:
+    if bans.bans_problem is not None:
+        yield f"kill switch and quarantines are not shown: {bans.bans_problem}"
+        return
+    switch = "off"
+    if bans.kill_switch:
+        switch = f"on, every handoff is text: {bans.kill_switch_reason}"
+    yield f"kill switch: {switch}"
+    yield f"quarantines in force: {bans.quarantines}" + (", see `kvbridge quarantine list`" if bans.quarantines else "")
+
+
+def _node_lines(node: NodeInspection, bans: _Bans) -> Iterable[str]:
     arena = node.arena
     state = "draining" if node.draining else "serving"
     up = f"up {node.uptime_seconds:,.0f} s"
     yield f"{node.node_id}  kvbridge {node.version}  {state}  {up}  {node.sessions} local clients"
+    yield from _ban_lines(bans)
     yield f"arena {arena.arena_id}: {arena.size_bytes / _MIB:,.0f} MiB of {arena.page_kind} pages"
     for name in _BYTE_STATES:
         count = getattr(arena, f"{name}_bytes")

@@ -18,9 +18,12 @@ from tests.harness import BridgeProcess, running_bridge
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> AccessFolder:
-    """Name an engine, and an admin of another tenant."""
+    """Name an engine, one that reads metrics, and an admin of another tenant."""
     return AccessFolder(
-        tmp_path_factory.mktemp("access"), engine=(Role.PRODUCER, Role.CONSUMER), admin_elsewhere=(Role.ADMIN,)
+        tmp_path_factory.mktemp("access"),
+        engine=(Role.PRODUCER, Role.CONSUMER),
+        gauge=(Role.METRICS,),
+        admin_elsewhere=(Role.ADMIN,),
     )
 
 
@@ -55,6 +58,16 @@ def test_whoami_of_nobody(folder: AccessFolder, bridge: BridgeProcess, capsys: p
     assert "w" * 43 not in told
 
 
+def test_whoever_is_shown_the_node_alone_is_told_what_is_missing(
+    folder: AccessFolder, bridge: BridgeProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A principal that only reads metrics may not see what is refused."""
+    assert main(["node", *flags(folder, bridge, "gauge")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["kill_switch"], told["quarantines"]) == (None, None)
+    assert "may not make this call" in told["bans_problem"]
+
+
 def test_only_an_admin_names_a_tenant(
     folder: AccessFolder, bridge: BridgeProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,7 +92,11 @@ def test_check_tells_who_may_do_what(folder: AccessFolder, capsys: pytest.Captur
     assert "engine: consumer, producer; known by 1 token" in told
     assert main(["access", "check", str(folder.path), "--json"]) == 0
     declared = json.loads(capsys.readouterr().out)
-    assert [principal["name"] for principal in declared["principals"]] == ["engine", "admin_elsewhere"]
+    assert [principal["name"] for principal in declared["principals"]] == [
+        "engine",
+        "gauge",
+        "admin_elsewhere",
+    ]
     assert not any(token in told for token in folder.tokens.values())
 
 

@@ -7,10 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from kvbridge import Bridge
+from kvbridge import Bridge, ModelPattern, connect
 from kvbridge.cli import main
-from tests.harness import BridgeProcess
+from tests.harness import BridgeProcess, running_bridge
 from tests.integration.client.kv import Contents
+
+
+def test_a_node_says_what_it_hands_over_to_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether the kill switch is on, why, and how many quarantines are in force; for a person and as JSON."""
+    with running_bridge() as process, connect(process.target) as bridge:
+        assert main(["node", "--target", process.target]) == 0
+        assert {"kill switch: off", "quarantines in force: 0"} <= set(capsys.readouterr().out.splitlines())
+        bridge.admin.set_kill_switch(engaged=True, why="bad answers")
+        bridge.quarantines.impose(ModelPattern(name="m"), why="weights")
+        assert main(["node", "--target", process.target]) == 0
+        assert capsys.readouterr().out.splitlines()[1:3] == [
+            "kill switch: on, every handoff is text: bad answers",
+            "quarantines in force: 1, see `kvbridge quarantine list`",
+        ]
+        assert main(["node", "--json", "--target", process.target]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["kill_switch"], told["kill_switch_reason"], told["quarantines"]) == (True, "bad answers", 1)
 
 
 @pytest.mark.parametrize("target", ["unix:{}/bridge.sock", "localhost:1"])
