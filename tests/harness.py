@@ -16,6 +16,7 @@ from typing import Any
 
 from kvbridge.config import descriptor_socket_path
 from tests.nursery import Offspring, nursery
+from tests.ports import KeptPort
 
 DEFAULT_CATALOG = """\
 defaults:
@@ -44,10 +45,15 @@ class BridgeProcess:
         self.descriptor_socket = descriptor_socket_path(self.socket)
         self._flags = tuple(flags)
         self._log = Path(directory, "bridge.log")
+        self._port = KeptPort()
         self.process: subprocess.Popen[bytes] | Offspring
         self.tcp_port = 0
         self.metrics_port = 0
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def target(self) -> str:
@@ -65,8 +71,8 @@ class BridgeProcess:
         return self._log.read_text(encoding="utf-8") if self._log.exists() else ""
 
     def start(self) -> None:
-        """Start it (again) at the same address and wait until it serves."""
-        command = ["serve", "--socket", self.socket, "--listen", "127.0.0.1:0"]
+        """Start it (again) at the same addresses and wait until it serves."""
+        command = ["serve", "--socket", self.socket, "--listen", self._port.target]
         command += ["--arena-bytes", str(ARENA_BYTES), "--drain-seconds", "0.2", "--metrics-listen", ""]
         command += [*self._default_catalog(), *self._flags]
         self.process = self._begun(command)
@@ -92,6 +98,14 @@ class BridgeProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             raise
+
+    def close(self) -> None:
+        """Stop it, if it has not ended, and leave its port to others."""
+        try:
+            if self.process.poll() is None:
+                self.stop()
+        finally:
+            self._port.close()
 
     def resident_bytes(self) -> int:
         """Return its resident memory."""
@@ -131,8 +145,7 @@ def running_bridge(*flags: str, prefix: Sequence[str] = (), module: str = "kvbri
         try:
             yield bridge
         finally:
-            if bridge.process.poll() is None:
-                bridge.stop()
+            bridge.close()
 
 
 def wait_for(condition: Callable[[], Any], timeout_seconds: float = 10.0) -> Any:

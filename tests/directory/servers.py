@@ -15,7 +15,7 @@ from typing import Any
 import redis
 
 from tests.harness import STOP_SECONDS_MAX, wait_for
-from tests.network.proxy import free_port
+from tests.ports import KeptPort
 
 ANSWER_SECONDS = 5.0
 
@@ -27,7 +27,8 @@ class DirectoryServer:
         """Start it with its files in `folder`."""
         self._binary = binary
         self._folder = folder
-        self.port = free_port()
+        self._port = KeptPort()
+        self.port = self._port.number
         self.process: subprocess.Popen[bytes]
         self.start()
 
@@ -54,6 +55,12 @@ class DirectoryServer:
         """Kill it and wait for its end."""
         self.process.kill()
         self.process.wait(STOP_SECONDS_MAX)
+
+    def close(self) -> None:
+        """Kill it, and leave its port to others."""
+        self.thaw()
+        self.kill()
+        self._port.close()
 
     def freeze(self) -> None:
         """Let it take connections and answer nothing."""
@@ -99,5 +106,4 @@ def running_server(name: str = "valkey") -> Iterator[DirectoryServer]:
         try:
             yield server
         finally:
-            server.thaw()
-            server.kill()
+            server.close()

@@ -126,7 +126,6 @@ def frozen(bridge: BridgeProcess) -> Iterator[None]:
 def restart(bridge: BridgeProcess) -> None:
     """Kill a bridge and start it again at the addresses it had."""
     bridge.kill()
-    bridge._flags = (*bridge._flags, "--listen", bridge.tcp_target)
     bridge.start()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import BridgeProcess, running_bridge
+from tests.ports import KeptPort
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -45,15 +45,17 @@ def test_two_tenants_as_the_documentation_has_them(short_path: Path) -> None:
         section.split("```bash\n")[1].split("```")[0].replace("kvbridge serve", "kvbridge serve --metrics-listen ''")
     )
     assert "7411" in commands
-    done = subprocess.run(
-        ["bash", "-euc", commands.replace("7411", str(_free_port()))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TMPDIR": str(short_path)},
-    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with KeptPort() as port:
+        done = subprocess.run(
+            ["bash", "-euc", commands.replace("7411", str(port.number))],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env={**os.environ, "PATH": path, "TMPDIR": str(short_path)},
+        )
     assert done.returncode == 0, done.stderr
     said = re.findall(r"published: True|cache of 600 tokens|text because of \w+", done.stdout)
     assert said == ["published: True", "cache of 600 tokens", "text because of PAYLOAD_UNKNOWN"]
@@ -64,9 +66,3 @@ def short_path() -> Iterator[Path]:
     """Return a folder whose name leaves room for that of a socket."""
     with tempfile.TemporaryDirectory(prefix="kvb-") as folder:
         yield Path(folder)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

@@ -14,7 +14,7 @@ from kvbridge.link.grpc_peer import GrpcPeer
 from kvbridge.link.memory import CAPABILITIES, Behaviour, MemoryPayload, MemoryPeer
 from kvbridge.link.port import Peer
 from tests.network.box import Box
-from tests.network.proxy import Network, Proxy, free_port
+from tests.network.proxy import Network, Proxy
 from tests.network.sender import NODE, OWN_PORT, SenderProcess, content, make_secret, security
 from tests.unit.node.nodes import payload
 
@@ -74,7 +74,7 @@ class ProcessEnd:
         """Start it; bytes take the way `name`."""
         self.name = name
         self.way = "tcp" if name == "tls" else name
-        self._calls, self._bulk = Proxy(), Proxy(free_port())
+        self._calls, self._bulk = Proxy(), Proxy()
         self._network = Network(self._calls) if name == "grpc" else Network(self._calls, self._bulk)
         self._folder = tempfile.TemporaryDirectory(prefix="kvb-")
         self._secret = make_secret(Path(self._folder.name)) if name == "tls" else ""

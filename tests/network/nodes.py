@@ -15,7 +15,8 @@ from kvbridge.wire import decode_reason, decode_tokens
 from tests import builders
 from tests.api import ApiClient
 from tests.harness import BridgeProcess, running_bridge, wait_for
-from tests.network.proxy import Network, Proxy, free_port
+from tests.network.proxy import Network, Proxy
+from tests.ports import KeptPort
 
 TOKENS = 1024
 PAYLOAD_BYTES = 4 << 20
@@ -85,7 +86,7 @@ def refusal(part: pb.Part, spec: PayloadSpec | None = None) -> Reason:
 @contextmanager
 def running_pair(*owner_flags: str, transport: str = "grpc", puller_flags: tuple[str, ...] = ()) -> Iterator[Pair]:
     """Run two nodes; every way from the puller to the owner leads through a proxy."""
-    with Proxy() as calls, Proxy(free_port()) as bulk:
+    with Proxy() as calls, KeptPort() as port, Proxy(port.number) as bulk:
         network = Network(calls) if transport == "grpc" else Network(calls, bulk)
         flags = _bulk_flags(bulk) if transport == "tcp" else ()
         with running_bridge("--node-id", "owner", *SETTINGS, *flags, *owner_flags) as owner:

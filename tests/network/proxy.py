@@ -184,10 +184,3 @@ class Network:
         """Break every connection."""
         for proxy in self._proxies:
             proxy.cut()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

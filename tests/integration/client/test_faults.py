@@ -73,7 +73,6 @@ def test_a_silent_bridge_costs_no_more_than_the_timeout(process: BridgeProcess, 
 def test_after_a_restart_the_next_call_works(process: BridgeProcess, target: Target) -> None:
     """Caches of the dead bridge are gone, and the same object publishes and acquires again at once."""
     contents = Contents()
-    port = process.tcp_port
     with connect(target(process)) as bridge:
         slot = contents.publish(bridge, "before", hold=True)
         handoff = contents.acquire(bridge, "before")
@@ -84,7 +83,7 @@ def test_after_a_restart_the_next_call_works(process: BridgeProcess, target: Tar
         else:
             assert not handoff.still_valid()
             assert not slot.held
-        _restart(process, port)
+        process.start()
         assert contents.publish(bridge, "after").published
         contents.assert_in(contents.acquire(bridge, "after"))
         assert contents.acquire(bridge, "before").reason is Reason.PAYLOAD_UNKNOWN
@@ -94,12 +93,11 @@ def test_after_a_restart_the_next_call_works(process: BridgeProcess, target: Tar
 def test_a_restart_between_two_acquires_is_not_noticed(process: BridgeProcess, target: Target) -> None:
     """The first call after the restart attaches anew and is answered."""
     contents = Contents()
-    port = process.tcp_port
     with connect(target(process)) as bridge:
         assert contents.acquire(bridge, "a").reason is Reason.PAYLOAD_UNKNOWN
         for _ in range(2):
             process.kill()
-            _restart(process, port)
+            process.start()
             assert contents.acquire(bridge, "a").reason is Reason.PAYLOAD_UNKNOWN
 
 
@@ -156,7 +154,6 @@ def test_a_draining_bridge_says_so() -> None:
 def test_many_threads_survive_a_restart(process: BridgeProcess, target: Target) -> None:
     """Every call of every thread is answered while the bridge dies and comes back, and then all have caches."""
     contents = Contents()
-    port = process.tcp_port
     with connect(target(process)) as bridge:
         contents.publish(bridge, "a")
         done = threading.Event()
@@ -174,7 +171,7 @@ def test_many_threads_survive_a_restart(process: BridgeProcess, target: Target) 
         for thread in threads:
             thread.start()
         process.kill()
-        _restart(process, port)
+        process.start()
         wait_for(lambda: contents.publish(bridge, "a").published)
         done.set()
         for thread in threads:
@@ -187,9 +184,3 @@ def test_many_threads_survive_a_restart(process: BridgeProcess, target: Target) 
 def _reason(contents: Contents, bridge: Bridge) -> Reason | None:
     with contents.acquire(bridge, "draining") as handoff:
         return handoff.reason
-
-
-def _restart(process: BridgeProcess, tcp_port: int) -> None:
-    """Start the bridge again at the addresses it had."""
-    process._flags = (*process._flags, "--listen", f"127.0.0.1:{tcp_port}")
-    process.start()

@@ -15,7 +15,6 @@ from tests.certificates import LOCAL, Authority
 from tests.harness import BridgeProcess, running_bridge, wait_for
 from tests.integration.client.kv import Contents
 from tests.integration.secured.kit import ENGINE_A, Kit, served_serial, tls_of
-from tests.network.proxy import free_port
 
 
 class Handoffs:
@@ -109,9 +108,8 @@ def test_a_hangup_signal_makes_files_be_read_at_once(own_kit: Kit) -> None:
 def test_clients_come_back_with_what_their_files_hold_by_then(own_kit: Kit) -> None:
     """The whole authority is replaced on both sides, and one object of the SDK goes on over a restart."""
     mine, successor, contents = own_kit.secret(ENGINE_A), Authority("the successor"), Contents(2)
-    flags = (*own_kit.flags(), "--listen", f"127.0.0.1:{free_port()}")
     with (
-        running_bridge(*flags) as bridge,
+        running_bridge(*own_kit.flags()) as bridge,
         kvbridge.connect(f"localhost:{bridge.tcp_port}", tls=tls_of(mine)) as client,
     ):
         contents.publish(client, "before")
