@@ -25,6 +25,9 @@ defaults:
 """
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
+WAIT_SECONDS_MAX = 20.0
+"""Far more than anything here takes, also on a busy machine; less than a reference lasts by default, so that whoever
+waits until there is none notices if nobody gave it back."""
 POLL_SECONDS = 0.005
 ARENA_BYTES = 64 << 20
 
@@ -148,7 +151,7 @@ def running_bridge(*flags: str, prefix: Sequence[str] = (), module: str = "kvbri
             bridge.close()
 
 
-def wait_for(condition: Callable[[], Any], timeout_seconds: float = 10.0) -> Any:
+def wait_for(condition: Callable[[], Any], timeout_seconds: float = WAIT_SECONDS_MAX) -> Any:
     """Return the condition's first true value, or fail once the time is over."""
     ends_at = time.monotonic() + timeout_seconds
     while True:
