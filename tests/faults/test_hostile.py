@@ -82,18 +82,23 @@ def test_calls_that_never_begin_lose_their_places() -> None:
     flags = ("--concurrent-calls-max", "8", "--request-seconds-max", "1")
     with running_bridge(*flags) as bridge, ExitStack() as stack:
         idler, other = (stack.enter_context(ApiClient(bridge)) for _ in range(2))
-        calls = []
+
+        def begun() -> Any:
+            nothing = stack.enter_context(silence())
+            return raw(idler, "Acquire").future(nothing, metadata=idler.metadata, timeout=CALL_SECONDS)
+
+        calls = [begun() for _ in range(8)]
 
         def is_crowded_out() -> bool:
             # One more each time, for one of those before may have found a place taken by the other client.
-            nothing = stack.enter_context(silence())
-            calls.append(raw(idler, "Acquire").future(nothing, metadata=idler.metadata, timeout=CALL_SECONDS))
+            calls.append(begun())
             return not is_served(other)
 
         wait_for(is_crowded_out)
         wait_for(lambda: is_served(other))
         late = [why for code, why in map(refused, calls) if code is not grpc.StatusCode.RESOURCE_EXHAUSTED]
-        assert len(late) >= 8
+        # The eighth place may have been that of the other client's last answer, which was still on its way.
+        assert len(late) >= 7
         assert all(why.startswith("request_seconds_max") for why in late)
         wait_for(lambda: all(is_served(other) for _ in range(8)))
         assert_base(bridge)
