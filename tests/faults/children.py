@@ -16,16 +16,18 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
 
 from kvbridge import Bridge, HandoffInvalidError, connect
+from kvbridge.core.descriptor import PayloadSpec
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1 import types_pb2
 from tests.api import ApiClient, acquire_request, collect
@@ -143,10 +145,11 @@ def download(child: Child) -> dict[str, Any]:
     tokens = child.settings["tokens"]
     wanted = memoryview(contents.canonical(child.key, child.seed, tokens))
     with child.api(attached=False) as client:
-        part = client.acquire(contents.spec_of(child.key, child.seed, tokens))
+        spec = contents.spec_of(child.key, child.seed, tokens)
+        first, rest = wait_for(lambda: _begun(client, spec), timeout_seconds=CALL_SECONDS)
         received, code = 0, "OK"
         try:
-            for chunk in client.download(part.kv.lease_token):
+            for chunk in chain([first], rest):
                 if chunk != wanted[received : received + len(chunk)]:
                     raise contents.WrongBytesError(f"a message from byte {received} on")
                 received += len(chunk)
@@ -155,6 +158,17 @@ def download(child: Child) -> dict[str, Any]:
         except grpc.RpcError as error:
             code = cast("Any", error).code().name
     return {"complete": received == len(wanted), "code": code}
+
+
+def _begun(client: ApiClient, spec: PayloadSpec) -> tuple[bytes, Iterator[bytes]] | None:
+    """Lease a payload and return its first message and the rest; None if the lease, which is short, ended before."""
+    messages = client.download(client.acquire(spec).kv.lease_token)
+    try:
+        return next(messages), messages
+    except grpc.RpcError as error:
+        if cast("Any", error).code() is grpc.StatusCode.NOT_FOUND:
+            return None
+        raise
 
 
 def keep_asking(child: Child) -> dict[str, Any]:
