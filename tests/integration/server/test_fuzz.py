@@ -61,7 +61,7 @@ def seed() -> int:
 @pytest.fixture(scope="module")
 def target() -> Iterator[BridgeProcess]:
     """Run a bridge of its own, so that its memory can be compared."""
-    with running_bridge("--linger-seconds", "0", "--reservation-ttl-seconds", "1") as bridge:
+    with running_bridge("--linger-seconds", "0") as bridge:
         yield bridge
 
 
