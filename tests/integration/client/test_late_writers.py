@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 
+import pytest
 import torch
 
 from kvbridge import Bridge, BridgeForkedError, Reason, connect
@@ -17,6 +18,8 @@ from tests.integration.client.kv import MODEL, SHAPE, Contents
 
 FROZEN_SECONDS = 2.5
 """Well over the reservation's second."""
+CLOSE_SECONDS = 60.0
+"""Longer than whoever is writing takes here."""
 WRONG = torch.full((2, 20, 16), 666.0)
 
 
@@ -58,8 +61,9 @@ def test_writing_after_the_bridge_object_was_closed_goes_nowhere() -> None:
         contents.assert_in(contents.acquire(bridge, "next"))
 
 
-def test_closing_the_bridge_object_waits_for_whoever_is_writing() -> None:
+def test_closing_the_bridge_object_waits_for_whoever_is_writing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slot is given back only when the copy under way has ended, and later writes go nowhere."""
+    monkeypatch.setattr("kvbridge.client.bridge.CLOSE_SECONDS_MAX", CLOSE_SECONDS)
     with running_bridge() as process, connect(process.target) as bridge:
         producer = connect(process.target)
         slot = producer.publish("writing", model=MODEL, geometry=SHAPE, tokens=range(20))
@@ -72,7 +76,7 @@ def test_closing_the_bridge_object_waits_for_whoever_is_writing() -> None:
             assert bridge.node().arena.reservations == 1
             assert closer.is_alive()
             writer.write(0, WRONG, WRONG)
-        closer.join(30)
+        closer.join(CLOSE_SECONDS)
         wait_for(lambda: bridge.node().arena.reservations == 0)
         slot.write(1, WRONG, WRONG)
         assert not slot.commit()
