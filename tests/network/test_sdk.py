@@ -30,7 +30,7 @@ def test_what_was_prefetched_is_acquired_without_its_owner(pair: Pair) -> None:
         contents = Contents(seed=3)
         reference = contents.publish(here, "sdk/prefetched").handoff_reference
         assert reference is not None
-        begun, unknown = there.prefetch(reference, "kvb://owner/sdk/never@1", within=30.0)
+        begun, unknown = there.prefetch(reference, "kvb://owner/sdk/never@1", within=30.0, timeout=30.0)
         assert (begun.key, begun.state, bool(begun)) == (reference, PrefetchState.STARTED, True)
         assert (unknown.reason, bool(unknown)) == (Reason.PAYLOAD_UNKNOWN, False)
         wait_for(lambda: there.prefetch(reference)[0].state is PrefetchState.HERE)

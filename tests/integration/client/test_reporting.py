@@ -18,6 +18,8 @@ from tests.harness import BridgeProcess, running_bridge
 from tests.integration.client.kv import Contents
 
 TOKENS = 20
+SECONDS = 30.0
+"""Far more than a report takes; one that is not taken in time is not repeated."""
 CATALOG = "defaults: {breaker: {samples_min: 2, bad_share_max: 0.5}}"
 
 
@@ -47,7 +49,7 @@ def reported(process: BridgeProcess, handoff: Handoff) -> inspect_service_pb2.Re
 def measure(bridge: Bridge, model: ModelTag) -> None:
     """Report enough prefills."""
     for _ in range(RATES_MIN):
-        assert bridge.report_prefill(model, TOKENS, 0.5)
+        assert bridge.report_prefill(model, TOKENS, 0.5, timeout=SECONDS)
 
 
 def test_a_short_handoff_pays_once_its_prefill_is_measured(either: Bridge, model: ModelTag) -> None:
@@ -57,7 +59,7 @@ def test_a_short_handoff_pays_once_its_prefill_is_measured(either: Bridge, model
     for _ in range(RATES_MIN):
         handoff = contents.acquire(either, model.name, model=model)
         assert handoff.reason is Reason.TOO_SHORT_TO_PAY
-        assert handoff.report(prefill_tokens=TOKENS, prefill_seconds=0.5)
+        assert handoff.report(prefill_tokens=TOKENS, prefill_seconds=0.5, timeout=SECONDS)
     handoff = contents.acquire(either, model.name, model=model)
     if either.by_value:
         assert handoff.reason is Reason.TOO_SHORT_TO_PAY, "nobody has measured a download"
@@ -82,7 +84,7 @@ def test_what_became_of_a_cache_is_remembered(
     contents.publish(bridge, "remembered", model=model)
     with contents.acquire(bridge, "remembered", model=model) as handoff:
         assert handoff.kv
-    assert handoff.report(quality="GOOD", detail="fluent", **said)
+    assert handoff.report(quality="GOOD", detail="fluent", timeout=SECONDS, **said)
     outcome = reported(bridge_process, handoff)
     assert (outcome.use, outcome.tokens_saved) == (use, saved)
     assert (outcome.quality, outcome.detail) == (pb.HANDOFF_QUALITY_GOOD, "fluent")
@@ -91,7 +93,7 @@ def test_what_became_of_a_cache_is_remembered(
 def test_a_consumer_that_took_the_text_says_so(bridge: Bridge, bridge_process: BridgeProcess, model: ModelTag) -> None:
     """There is no cache that it could have used, and to say so is a mistake."""
     handoff = Contents().acquire(bridge, "nothing is published here", model=model)
-    assert handoff.report()
+    assert handoff.report(timeout=SECONDS)
     assert reported(bridge_process, handoff).use == pb.HANDOFF_USE_TEXT
     with pytest.raises(ArgumentValueError, match="used"):
         handoff.report(used=True)
@@ -105,7 +107,7 @@ def test_bad_results_trip_the_route(bridge: Bridge, model: ModelTag) -> None:
     for _ in range(2):
         with contents.acquire(bridge, model.name, model=model) as handoff:
             assert handoff.kv
-        assert handoff.report(quality="BAD", detail="nonsense")
+        assert handoff.report(quality="BAD", detail="nonsense", timeout=SECONDS)
     refused = contents.acquire(bridge, model.name, model=model)
     assert refused.reason is Reason.ROUTE_OFF
     assert "tripped" in refused.detail
@@ -126,8 +128,8 @@ def test_a_report_to_a_bridge_that_is_away_is_not_taken(model: ModelTag) -> None
         process.stop()
         assert not handoff.report()
         process.start()
-        assert not handoff.report(), "the new bridge knows nothing of the handoff"
-        assert bridge.report_prefill(model, 10, 1.0)
+        assert not handoff.report(timeout=SECONDS), "the new bridge knows nothing of the handoff"
+        assert bridge.report_prefill(model, 10, 1.0, timeout=SECONDS)
         bridge.close()
         assert not handoff.report()
         assert not bridge.report_prefill(model, 10, 1.0)
@@ -144,7 +146,7 @@ def test_a_forked_child_reports_nothing(bridge: Bridge, model: ModelTag) -> None
         finally:
             os._exit(1 if taken else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert handoff.report()
+    assert handoff.report(timeout=SECONDS)
 
 
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [

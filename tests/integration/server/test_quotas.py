@@ -200,7 +200,7 @@ def test_the_library_turns_a_refusal_into_the_text(bridge: BridgeProcess, direct
     """The caller has its own text, and is told which limit it was and when to ask again."""
     wait_for(lambda: is_refused(ByToken(bridge, "slow"), acquire_request(builders.spec(key="nothing"))))
     with kvbridge.connect(bridge.tcp_target, token_file=str(directory / "slow.token")) as client:
-        handoff = client.acquire("k", model=SPEC.model, tokens=[1, 2], text="my own")
+        handoff = client.acquire("k", model=SPEC.model, tokens=[1, 2], text="my own", timeout=CALL_SECONDS)
         assert (handoff.kv, handoff.text, handoff.reason) == (None, "my own", Reason.BRIDGE_UNREACHABLE)
         assert handoff.retry_after_seconds is not None
         assert handoff.retry_after_seconds > 900

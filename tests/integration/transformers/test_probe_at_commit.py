@@ -67,8 +67,14 @@ def handed_over(
         with publication as slot:
             for layer, values in zip(geometry.layers, cache.layers, strict=True):
                 slot.write(layer, values.keys, values.values)
-        first_position = declares.get("first_position", 0)
-        return bridge.acquire(key, model=TAG, tokens=declared, geometry=geometry, first_position=first_position)
+        return bridge.acquire(
+            key,
+            model=TAG,
+            tokens=declared,
+            geometry=geometry,
+            first_position=declares.get("first_position", 0),
+            timeout=10.0,
+        )
 
 
 def test_a_right_cache_passes_and_its_figures_are_kept(probing_bridge: BridgeProcess, llama: Any) -> None:
