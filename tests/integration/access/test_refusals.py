@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> AccessFolder:
 @pytest.fixture(scope="module")
 def bridge(folder: AccessFolder) -> Iterator[BridgeProcess]:
     """Run a bridge with every door that there is."""
-    flags = ("--metrics-listen", "127.0.0.1:0", "--request-seconds-max", "0.2", "--sessions-per-uid-max", "1")
+    flags = ("--metrics-listen", "127.0.0.1:0", "--request-seconds-max", "2", "--sessions-per-uid-max", "1")
     with running_bridge(*folder.flags, *flags, "--bulk-listen", "127.0.0.1:0") as process:
         yield process
 
