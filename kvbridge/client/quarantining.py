@@ -90,7 +90,8 @@ class Quarantining:
     ) -> QuarantineOutcome:
         """Quarantine a model version, an aligner version or a payload, or only say what that would touch.
 
-        What is quarantined already stays so under the same name.
+        What is quarantined already stays so under the same name, unless `why` is another reason: then the newest holds,
+        under a new name, on all nodes.
         """
         if not isinstance(target, ModelPattern | AlignerPattern | PayloadReference):
             raise ArgumentTypeError("target", f"must be a pattern or a reference, got {type(target).__name__}")

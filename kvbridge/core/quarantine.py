@@ -146,9 +146,9 @@ class Quarantines:
         """Return the quarantines in force, newest first."""
         return tuple(reversed(self._in_force.values()))
 
-    def on(self, target: Target) -> Quarantine | None:
-        """Return the quarantine that is in force on exactly this target."""
-        return next((quarantine for quarantine in self._in_force.values() if quarantine.target == target), None)
+    def on(self, target: Target) -> tuple[Quarantine, ...]:
+        """Return the quarantines that are in force on exactly this target, newest first; nodes may impose several."""
+        return tuple(quarantine for quarantine in self.in_force() if quarantine.target == target)
 
     # What happens
 
@@ -200,11 +200,11 @@ class Quarantines:
         if not isinstance(target, PayloadReference):
             (self._on_aligners if isinstance(target, AlignerPattern) else self._on_models).remove(quarantine)
         elif self._on_payloads[target] is quarantine:
-            another = self.on(target)
-            if another is None:
-                del self._on_payloads[target]
+            others = self.on(target)
+            if others:
+                self._on_payloads[target] = others[0]
             else:
-                self._on_payloads[target] = another
+                del self._on_payloads[target]
         return True
 
     # What follows
@@ -231,8 +231,12 @@ class Quarantines:
         aligner: AlignerTag | None,
         derived_from: Iterable[PayloadReference],
     ) -> str | None:
-        """Say why a payload is refused, or None; `aligner` is what it went through or what it is to go through."""
-        mark = next(iter(self.provenance.marks(reference).values()), None)
+        """Say why a payload is refused, or None; `aligner` is what it went through or what it is to go through.
+
+        A reason that is in force is given before one that is not: people may have said the same more exactly since.
+        """
+        marks = self.provenance.marks(reference)
+        mark = next((marks[name] for name in marks if name in self._in_force), next(iter(marks.values()), None))
         if mark is not None:
             return str(mark)
         if not self._in_force:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -160,6 +160,15 @@ class OrderKeeper:
             target = everywhere(self._node_id, target)
         content = QuarantineOrder(tenant=tenant, quarantine=replace(quarantine, target=target))
         self._give(content, order_id=quarantine.quarantine_id, issued_at=quarantine.since)
+
+    def replaced(self, tenant: str, quarantine: Quarantine, before: Sequence[str]) -> None:
+        """Tell all of a quarantine and then of the end of those before it, so that no node is ever without one.
+
+        If there is no room for it those before it stay: what others were not told of must not be all that holds.
+        """
+        self.imposed(tenant, quarantine)
+        if quarantine.quarantine_id in self._book:
+            self._lift(before)
 
     def lifted(self, quarantine_id: str) -> None:
         """Tell all of the end of a quarantine."""

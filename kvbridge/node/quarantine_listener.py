@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvbridge.core.ledger import PayloadEnded
@@ -13,6 +14,9 @@ class QuarantineListener(Protocol):
 
     def imposed(self, tenant: str, quarantine: Quarantine) -> None:
         """Note a quarantine."""
+
+    def replaced(self, tenant: str, quarantine: Quarantine, before: Sequence[str]) -> None:
+        """Note a quarantine that holds in place of those of the names `before`, which end."""
 
     def lifted(self, quarantine_id: str) -> None:
         """Note the end of a quarantine."""
@@ -28,6 +32,9 @@ class Unheard:
     """Hears nothing; a `QuarantineListener`."""
 
     def imposed(self, tenant: str, quarantine: Quarantine) -> None:
+        """Do nothing."""
+
+    def replaced(self, tenant: str, quarantine: Quarantine, before: Sequence[str]) -> None:
         """Do nothing."""
 
     def lifted(self, quarantine_id: str) -> None:

@@ -218,7 +218,8 @@ class QuarantineKeeper:
     async def quarantine(self, client: Client, target: Target, *, why: str, dry_run: bool) -> QuarantineReport:
         """Impose a quarantine on the caller's tenant's payloads, or only say what it would touch.
 
-        What is quarantined already stays so under the same name.
+        What is quarantined already stays so under the same name, unless there is another reason now: then that holds,
+        under a new name, on all nodes.
 
         Raises:
             InvalidFieldError: the target names nothing, or everything.
@@ -227,12 +228,17 @@ class QuarantineKeeper:
         """
         target = self._target_here(target)
         new = Quarantine(quarantine_id=secrets.token_hex(_ID_BYTES), target=target, why=why, since=time.time())
-        known = self._books[client.tenant].on(target)
+        book = self._books[client.tenant]
+        before = book.on(target)
+        known = next((one for one in before if why in {"", one.why}), None)
         if dry_run:
-            return self._report(client.tenant, known or new, self._books[client.tenant].touched(known or new))
+            return self._report(client.tenant, known or new, book.touched(known or new))
+        if known is None:  # Nobody publishes anything in between.
+            for one in before:
+                book.lift(one.quarantine_id)
         report, noted = self._impose(client.tenant, known or new)
         if known is None:
-            self.listener.imposed(client.tenant, new)
+            self.listener.replaced(client.tenant, new, [one.quarantine_id for one in before])
         done = f"quarantine {report.quarantine_id} is in force, and {len(report.payloads)} payloads are refused"
         await self._save(done)
         if not (noted and await self._texts.settle()):

@@ -161,8 +161,7 @@ def test_an_aligner_touches_what_went_through_it() -> None:
     assert desk.impose(target) == ["aligned", "computed"]
     assert desk.problem("raw", model=BAD) is None
     assert desk.problem("raw", ALIGNER, BAD) == "the aligner map@1, which is quarantined"
-    quarantine = desk.quarantines.on(target)
-    assert quarantine is not None
+    [quarantine] = desk.quarantines.on(target)
     words = "it was handed over for the aligner map@1, which is quarantined"
     assert desk.quarantines.receipts(quarantine) == [(ref("raw"), words, receipt)]
 
@@ -195,6 +194,20 @@ def test_two_quarantines_on_one_payload_end_one_by_one() -> None:
     desk.quarantines.lift("q3")
     desk.publish("free", "a")
     assert desk.problem("free") is None
+
+
+def test_of_several_reasons_one_that_is_in_force_is_given() -> None:
+    """For what was there, what derives from it, and what comes later."""
+    desk = Desk()
+    desk.publish("a", model=BAD)
+    desk.publish("derived", "a")
+    desk.impose(ON_BAD, "q1", why="odd answers")
+    desk.impose(ON_BAD, "q2", why="weights of the wrong branch")
+    assert [quarantine.quarantine_id for quarantine in desk.quarantines.on(ON_BAD)] == ["q2", "q1"]
+    desk.quarantines.lift("q1")
+    desk.publish("later", model=BAD)
+    for key in ("a", "derived", "later"):
+        assert (desk.problem(key) or "").endswith("is quarantined: weights of the wrong branch")
 
 
 def test_what_the_record_does_not_know_is_judged_by_what_is_told_of_it() -> None:

@@ -106,6 +106,40 @@ async def test_a_payload_goes_by_its_name_on_every_node() -> None:
             assert back.target == PayloadReference(key="k", generation=2)
 
 
+async def test_another_reason_for_a_quarantine_holds_on_all_nodes() -> None:
+    """On one that has ended the first one, too, and on one that hears of both at once."""
+    async with running_two() as (first, second), running("node-c") as third:
+        quarantines = [node.containment.quarantines for node in (first, second, third)]
+        before = await quarantines[0].quarantine(CLIENT, BAD, why="odd answers", dry_run=False)
+        meet(first, second)
+        await quarantines[1].unquarantine(CLIENT, before.quarantine_id)
+        after = await quarantines[0].quarantine(CLIENT, BAD, why="wrong branch", dry_run=False)
+        meet(first, second)
+        meet(second, third)
+        for keeper in quarantines:
+            [left] = keeper.in_force(CLIENT)
+            assert (left.quarantine_id, left.why) == (after.quarantine_id, "wrong branch")
+        assert first.cluster.orders.digest == second.cluster.orders.digest == third.cluster.orders.digest
+
+
+async def test_a_quarantine_whose_new_reason_nobody_can_be_told_of_stays() -> None:
+    """Everything is text here; elsewhere the reason before holds."""
+    async with running_two() as (first, second):
+        keeper = OrderKeeper(
+            node_id="node-a",
+            epoch=1,
+            quarantines=first.containment.quarantines,
+            catalog=first.catalog,
+            limits=OrderLimits(orders_max=1),
+        )
+        for why in ("odd answers", "wrong branch"):
+            await first.containment.quarantines.quarantine(CLIENT, BAD, why=why, dry_run=False)
+            second.cluster.orders.take(keeper.news())
+        assert first.catalog.kill_switch_reason()
+        [left] = second.containment.quarantines.in_force(CLIENT)
+        assert left.why == "odd answers"
+
+
 async def test_what_a_quarantine_touches_elsewhere_ends_there() -> None:
     """As if it had been imposed there."""
     async with running_two() as (first, second):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from kvbridge.config import BridgeConfig
 from kvbridge.core.catalog.route import ModelPattern
 from kvbridge.core.descriptor import PayloadReference, Verification
+from kvbridge.core.errors import UnknownReferenceError
 from kvbridge.core.events import PayloadQuarantined
 from kvbridge.core.gate import AcquireTerms
 from kvbridge.core.handoff_reference import everywhere
@@ -192,6 +194,44 @@ async def test_ones_own_payload_is_meant_by_its_name_on_every_node_too() -> None
     again = await desk.quarantines.quarantine(desk.producer, source, why="wrong", dry_run=False)
     assert again.quarantine_id == report.quarantine_id
     await desk.bridge.close()
+
+
+async def test_a_quarantine_with_another_reason_takes_the_place_of_the_one_before() -> None:
+    """Without one, or with the same, it stays as it is; a dry run changes nothing."""
+    desk = Desk()
+    await desk.publish("a", bad=True)
+    reports = [
+        await desk.quarantines.quarantine(desk.producer, ON_BAD, why=why, dry_run=dry_run)
+        for why, dry_run in (
+            ("odd", False),
+            ("", False),
+            ("odd", False),
+            ("wrong branch", True),
+            ("wrong branch", False),
+        )
+    ]
+    names = [report.quarantine_id for report in reports]
+    assert names[0] == names[1] == names[2]
+    assert not names[3]
+    [left] = desk.quarantines.in_force(desk.producer)
+    assert (left.quarantine_id, left.why) == (names[4], "wrong branch")
+    assert names[4] != names[0]
+    answer = await desk.acquire("a", bad=True)
+    assert isinstance(answer, Fallback)
+    assert answer.finding.problem == "its model bad@xxh3:00 is quarantined: wrong branch"
+    with pytest.raises(UnknownReferenceError):
+        await desk.quarantines.unquarantine(desk.producer, names[0])
+    await desk.bridge.close()
+
+
+async def test_a_full_book_has_room_for_another_reason() -> None:
+    """It is no other quarantine."""
+    bridge = Bridge(replace(CONFIG, quarantines_max=1), clock=Clock())
+    producer, quarantines = bridge.sessions.open(DEFAULT_TENANT), bridge.containment.quarantines
+    for why in ("odd", "wrong branch"):
+        await quarantines.quarantine(producer, ON_BAD, why=why, dry_run=False)
+    assert [quarantine.why for quarantine in quarantines.in_force(producer)] == ["wrong branch"]
+    await bridge.close()
 
 
 async def test_sources_by_ones_own_name_are_followed() -> None:
