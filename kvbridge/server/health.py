@@ -7,10 +7,12 @@ nobody has set, and one condition for all who watch.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health_pb2
+
+from kvbridge.core.errors import UnknownReferenceError
 
 _Response = health_pb2.HealthCheckResponse
 
@@ -45,19 +47,24 @@ class Health:
 
     # The service
 
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service calls it so
-        """Answer how a service stands."""
+    async def Check(self, request: Any, _: Any) -> Any:  # noqa: N802 - the service calls it so
+        """Answer how a service stands.
+
+        Raises:
+            UnknownReferenceError: there is none of this name.
+        """
         status = self._statuses.get(request.service)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no service of this name")
+            # Not by way of the call: whoever aborts it in here can lose its place meanwhile, and none aborts twice.
+            raise UnknownReferenceError("service", "there is none of this name")
         return _Response(status=status)
 
-    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 - the service calls it so
-        """Write how a service stands, now and whenever that changes; a service may come later."""
+    async def Watch(self, request: Any, _: Any) -> AsyncIterator[Any]:  # noqa: N802 - the service calls it so
+        """Stream how a service stands, now and whenever that changes; a service may come later."""
         told = None
         while True:
             told = await self._other_than(told, request.service)
-            await context.write(_Response(status=told))
+            yield _Response(status=told)
 
     async def _other_than(self, told: int | None, service: str) -> int:
         async with self._changed:

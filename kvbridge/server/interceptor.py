@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from inspect import isawaitable
 from typing import Any, TypeAlias, cast
 
 import grpc
@@ -29,6 +28,7 @@ from kvbridge.server.errors import to_status
 from kvbridge.server.live_calls import LiveCalls
 from kvbridge.server.open_calls import OpenCalls
 from kvbridge.server.permissions import permission_of
+from kvbridge.server.writer import Writer
 
 _log = logging.getLogger(__name__)
 
@@ -97,12 +97,13 @@ class CallInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # generi
         # Written here rather than yielded, so that a call which is broken off while its reader takes nothing is broken
         # off in here, and whatever it holds is given back at once.
         async def stream(request: Any, context: Context) -> None:
+            writer = Writer(context)
             try:
                 with self._let_in(name, context):
-                    await _write_all(method(parse(request), context), context)
+                    await writer.write_all(method(parse(request), context))
             except BridgeError as error:
                 note_call(self._refusals, name, context, error)
-                await context.abort_with_status(to_status(error))  # type: ignore[attr-defined] # the stubs lack it
+                await writer.abort(error)
 
         return stream
 
@@ -136,15 +137,6 @@ _NEW_HANDLERS = {
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
 """What makes a handler, by whether requests and responses are streams."""
-
-
-async def _write_all(responses: Any, context: Context) -> None:
-    if isawaitable(responses):  # It writes its responses itself, as the service of health does.
-        await responses
-        return
-    async with aclosing(responses):
-        async for response in responses:
-            await context.write(response)
 
 
 def _method_of(handler: _Handler) -> Any:

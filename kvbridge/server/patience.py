@@ -123,11 +123,7 @@ class PatienceInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg] # ge
     def _ending(self, name: str, method: _Method) -> _Method:
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
             with self._streams.entered(admitted()), _Timer(name, self._config.download_seconds_max) as timer:
-                responses = method(request, context)
-                if inspect.isawaitable(responses):  # It writes its responses itself, as the health service does.
-                    await responses
-                    return
-                async for response in responses:
+                async for response in method(request, context):
                     with timer.held():
                         yield response
 

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from kvbridge.core.errors import UnknownReferenceError
 from kvbridge.server.health import Health
 
 Response = health_pb2.HealthCheckResponse
-
-
-class Reader:
-    """What a call has been told; a servicer's context as far as the service needs one."""
-
-    def __init__(self) -> None:
-        self.told: asyncio.Queue[int] = asyncio.Queue()
-
-    async def write(self, response: Any) -> None:
-        self.told.put_nowait(response.status)
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        raise LookupError(code, details)
 
 
 def asked(service: str) -> Any:
@@ -32,36 +20,43 @@ def asked(service: str) -> Any:
     return health_pb2.HealthCheckRequest(service=service)
 
 
+def watch(health: Health, service: str) -> AsyncIterator[Any]:
+    """Watch a service."""
+    return health.Watch(asked(service), None)
+
+
+async def told(watch: AsyncIterator[Any]) -> int:
+    """Return what a watch is told next."""
+    status: int = (await anext(watch)).status
+    return status
+
+
 async def test_a_check_tells_how_a_service_stands_now() -> None:
     """And that there is none of another name."""
     health = Health()
     await health.set("a", Response.SERVING)
-    assert (await health.Check(asked("a"), Reader())).status == Response.SERVING
-    with pytest.raises(LookupError):
-        await health.Check(asked("b"), Reader())
+    assert (await health.Check(asked("a"), None)).status == Response.SERVING
+    with pytest.raises(UnknownReferenceError):
+        await health.Check(asked("b"), None)
     await health.enter_graceful_shutdown()
     await health.set("a", Response.SERVING)
-    assert (await health.Check(asked("a"), Reader())).status == Response.NOT_SERVING
+    assert (await health.Check(asked("a"), None)).status == Response.NOT_SERVING
 
 
 async def test_everybody_who_watches_is_told_of_every_change() -> None:
     """Those, too, who stay when another one leaves; and of a service that comes later."""
-    health, readers = Health(), [Reader() for _ in range(3)]
-    watching = [asyncio.create_task(health.Watch(asked("a"), reader)) for reader in readers]
-    for reader in readers:
-        assert await reader.told.get() == Response.SERVICE_UNKNOWN
-    await health.set("a", Response.SERVING)
-    for reader in readers:
-        assert await reader.told.get() == Response.SERVING
-    watching.pop().cancel()
-    readers.pop()
+    health = Health()
+    watches = [watch(health, "a") for _ in range(3)]
+    for each in watches:
+        assert await told(each) == Response.SERVICE_UNKNOWN
+    waiting = [asyncio.create_task(told(each)) for each in watches]
     await asyncio.sleep(0)
+    waiting[-1].cancel()
+    await asyncio.gather(waiting.pop(), return_exceptions=True)
+    await health.set("a", Response.SERVING)
+    assert await asyncio.gather(*waiting) == [Response.SERVING] * 2
     await health.enter_graceful_shutdown()
-    for reader in readers:
-        assert await reader.told.get() == Response.NOT_SERVING
-    for task in watching:
-        task.cancel()
-    await asyncio.gather(*watching, return_exceptions=True)
+    assert [await told(each) for each in watches[:2]] == [Response.NOT_SERVING] * 2
 
 
 async def test_names_that_nobody_has_set_leave_nothing_behind() -> None:
@@ -69,9 +64,6 @@ async def test_names_that_nobody_has_set_leave_nothing_behind() -> None:
     health = Health()
     await health.set("", Response.SERVING)
     for number in range(100):
-        task = asyncio.create_task(health.Watch(asked(f"none/{number}"), reader := Reader()))
-        assert await reader.told.get() == Response.SERVICE_UNKNOWN
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        assert await told(watch(health, f"none/{number}")) == Response.SERVICE_UNKNOWN
     assert len(health._statuses) == 1
     assert "SERVING" in repr(health)
