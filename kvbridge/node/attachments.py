@@ -42,7 +42,7 @@ class AttachmentPort:
             DescriptorRefusedError: there is no such arena, or the client has no business with one.
         """
         client = self._bridge.sessions.identify(session_token)
-        arena = self._bridge.arena(client.tenant)
+        arena = self._bridge.stock.arena(client.tenant)
         if arena.arena_id != arena_id:
             raise DescriptorRefusedError(RefusalCode.ARENA_UNKNOWN, f"there is no arena {arena_id!r}")
         # Asked anew: roles may have changed since the client attached.

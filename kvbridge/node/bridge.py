@@ -18,24 +18,21 @@ from kvbridge.config import BridgeConfig
 from kvbridge.core.access import TenantQuota
 from kvbridge.core.catalog import RoutePolicy
 from kvbridge.core.descriptor import PayloadReference, PayloadSpec
-from kvbridge.core.errors import InvalidFieldError, UnavailableError, WrongStateError
-from kvbridge.core.gate import AcquireTerms
-from kvbridge.core.handoff_reference import SCHEME, HandoffReference, is_handoff_reference
+from kvbridge.core.errors import UnavailableError, WrongStateError
 from kvbridge.core.layout import slot_layout
-from kvbridge.core.ledger import Committed, Grant, Page, Payload, Rejected, Tombstone, Usage
+from kvbridge.core.ledger import Committed, Grant, Payload, Rejected
 from kvbridge.core.plan import check_plan
 from kvbridge.core.reasons import Reason
 from kvbridge.core.transfer_encoding import TransferForm
 from kvbridge.directory import Directory
 from kvbridge.link.neighbour import Neighbours
 from kvbridge.link.port import NoPeers, Peers
-from kvbridge.memory.arena import ArenaSnapshot, HostArena
 from kvbridge.node.access import AccessKeeper
 from kvbridge.node.acquiring import Acquiring, Acquisition
 from kvbridge.node.answers import HandoffAnswer
 from kvbridge.node.background import Background
 from kvbridge.node.breakers import Breakers
-from kvbridge.node.byte_checks import NODE_CLIENT_ID, ByteChecks
+from kvbridge.node.byte_checks import ByteChecks
 from kvbridge.node.catalog import CatalogKeeper
 from kvbridge.node.cluster import Cluster
 from kvbridge.node.containment import Containment
@@ -47,7 +44,9 @@ from kvbridge.node.housekeeping import Housekeeping
 from kvbridge.node.identity import CLIENT_FIELD, Client, SessionEndedError, Sessions
 from kvbridge.node.incarnations import Incarnations
 from kvbridge.node.journal import Journal
-from kvbridge.node.lending import UNKNOWN, Lent, Refused, lend, require_good
+from kvbridge.node.lender import Lender
+from kvbridge.node.lending import require_good
+from kvbridge.node.names import by_own_name, own_name, require_plain_key
 from kvbridge.node.observation import Observation
 from kvbridge.node.prefetching import Prefetched, Prefetching, prefetch_limits, refused
 from kvbridge.node.probes import Probes
@@ -55,6 +54,7 @@ from kvbridge.node.quotas import Quotas
 from kvbridge.node.replicas import Replicas
 from kvbridge.node.reports import Reports
 from kvbridge.node.sealing import Sealing
+from kvbridge.node.stock import Stock
 from kvbridge.node.surroundings import Surroundings
 from kvbridge.node.tenancy import Tenancy, new_tenancy
 from kvbridge.node.texts import Texts
@@ -112,6 +112,7 @@ class Bridge:
             )
             for tenant in tenants or self.access.tenants
         }
+        self.stock = Stock(self._tenancies)
         self.quotas = Quotas(config, self._tenancies, quotas=lambda: self.access.tenants, clock=clock)
         self.access.add_listener(self.quotas.apply)
         self.holders = Holders(self._tenancies, clock=clock)
@@ -157,6 +158,15 @@ class Bridge:
             clock=clock,
         )
         self._sealing.on_committed = self.cluster.committed
+        self.lender = Lender(
+            self._tenancies,
+            clock=clock,
+            replicas=self.replicas,
+            holders=self.holders,
+            quarantines=self.containment.quarantines,
+            texts=self.texts,
+            is_draining=lambda: self.draining,
+        )
         fetching = Fetching(clock=clock, replicas=self.replicas)
         self.prefetching = Prefetching(
             clock=clock,
@@ -224,7 +234,7 @@ class Bridge:
         await self.prefetching.stop()
         self.containment.drain(timeout_seconds)
         ends_at = self._clock() + timeout_seconds
-        while any(usage.leases for usage in self.usages()):
+        while any(usage.leases for usage in self.stock.usages()):
             if self._clock() >= ends_at:
                 return False
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
@@ -323,7 +333,7 @@ class Bridge:
             SessionEndedError: the client is gone.
             LimitExceededError: the client or the node has too many references.
         """
-        parts = tuple(self._by_own_name(terms) for terms in asked.parts)
+        parts = tuple(by_own_name(terms, self.config.node_id) for terms in asked.parts)
         check_plan(parts)
         self.sessions.require_alive(asked.client)
         found = await self.cluster.located(parts, asked.client.tenant, seconds_left=asked.seconds_left)
@@ -332,12 +342,6 @@ class Bridge:
         self._require_still_alive(asked.client)
         self.containment.handed(asked.client, answer)
         return answer
-
-    async def recall(self, tenant: str, reference: PayloadReference) -> Tombstone | None:
-        """Return what is kept of a payload of which the ledger knows nothing, for `lend`."""
-        if tenant not in self._tenancies:
-            return None
-        return (await self.texts.recall(self._tenancies[tenant], [reference], seconds_max=None)).get(reference)
 
     async def prefetch(
         self, client: Client, references: Sequence[PayloadReference], *, within_seconds: float | None
@@ -349,46 +353,10 @@ class Bridge:
             SessionEndedError: the client is gone.
         """
         self.sessions.require_alive(client)
-        named = [self._own_name(reference) for reference in references]
+        named = [own_name(reference, self.config.node_id) for reference in references]
         if self.draining:
             return [refused(Reason.DRAINING, "the node is shutting down") for _ in named]
         return await self.prefetching.prefetch(client, self._tenancy(client), named, within_seconds)
-
-    def lend(
-        self,
-        client: Client,
-        tenant: str,
-        reference: PayloadReference,
-        *,
-        kept: Tombstone | None = None,
-        owner_epoch: int = 0,
-    ) -> Lent | Refused:
-        """Lease a payload to another node, or say why it cannot be had; `kept` is what `recall` gave.
-
-        With `owner_epoch` it is the replica, from that start of its owner, that is here or not; none is brought over.
-
-        Raises:
-            LimitExceededError: the other node has too many references.
-        """
-        if tenant not in self._tenancies:
-            return UNKNOWN
-        if is_handoff_reference(reference.key):
-            if not self.replicas.is_from(tenant, reference.key, owner_epoch):
-                return UNKNOWN
-            reference = PayloadReference(key=reference.key, generation=0)
-        answer = lend(
-            self._tenancies[tenant],
-            client,
-            reference,
-            clock=self._clock,
-            kept=kept,
-            quarantine=partial(self.containment.quarantines.problem, tenant),
-            node_draining=self.draining,
-        )
-        if isinstance(answer, Lent):
-            self.containment.quarantines.lent(client, tenant, answer.grant)
-            return replace(answer, holders=self.holders.of(tenant, reference))
-        return answer
 
     def payload_of_lease(self, client: Client, token: str) -> tuple[Payload, memoryview]:
         """Return a leased payload and its slot's bytes, which are safe to read until the next await.
@@ -453,34 +421,6 @@ class Bridge:
 
     # People
 
-    def arena(self, tenant: str) -> HostArena:
-        """Return a tenant's arena."""
-        return self._tenancies[tenant].arena
-
-    def usage(self, client: Client) -> tuple[Usage, ArenaSnapshot]:
-        """Return where the bytes of the client's arena are."""
-        tenancy = self._tenancy(client)
-        with tenancy.ledger() as ledger:
-            return ledger.usage(), tenancy.arena.snapshot()
-
-    def usages(self) -> list[Usage]:
-        """Return where the bytes of every tenant's arena are."""
-        usages = []
-        for tenancy in self._tenancies.values():
-            with tenancy.ledger() as ledger:
-                usages.append(ledger.usage())
-        return usages
-
-    def payloads(self, client: Client, *, key_prefix: str, page_size: int, cursor: int | None) -> Page:
-        """Return a page of the client's tenant's payloads, newest first."""
-        with self._tenancy(client).ledger() as ledger:
-            return ledger.payloads(key_prefix=key_prefix, page_size=page_size, cursor=cursor)
-
-    def payload(self, client: Client, key: str, generation: int) -> Payload | None:
-        """Return one payload that occupies memory; generation 0 means the newest."""
-        with self._tenancy(client).ledger() as ledger:
-            return ledger.occupant(key=key, generation=generation)
-
     def age_seconds(self, since: float) -> float:
         """Return how long ago the clock showed `since`."""
         return self._clock() - since
@@ -491,19 +431,6 @@ class Bridge:
         return self._clock() - self._started_at
 
     # Inside
-
-    def _by_own_name(self, terms: AcquireTerms) -> AcquireTerms:
-        """Return the terms with this node's own name for a payload that is asked for by its name on every node."""
-        named = self._own_name(terms.reference)
-        return terms if named is terms.reference else replace(terms, reference=named)
-
-    def _own_name(self, reference: PayloadReference) -> PayloadReference:
-        if not is_handoff_reference(reference.key):
-            return reference
-        named = HandoffReference.parse(reference.key)
-        if named.node_id == self.config.node_id:
-            return named.payload
-        return PayloadReference(key=reference.key, generation=0)
 
     def _require_still_alive(self, client: Client) -> None:
         """Refuse an answer to a client that ended while it waited, and take back what nobody else would.
@@ -545,16 +472,6 @@ class Bridge:
 
     def _tenancy(self, client: Client) -> Tenancy:
         return self._tenancies[client.tenant]
-
-
-def require_plain_key(client: Client, spec: PayloadSpec) -> None:
-    """Refuse to publish under a name that means a payload of another node, unless the node itself does.
-
-    Raises:
-        InvalidFieldError: naming `key`.
-    """
-    if is_handoff_reference(spec.key) and client.client_id != NODE_CLIENT_ID:
-        raise InvalidFieldError("key", f"must not start with {SCHEME}, which names payloads of other nodes")
 
 
 def _default_policy(config: BridgeConfig) -> RoutePolicy:

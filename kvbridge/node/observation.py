@@ -71,7 +71,7 @@ def _prefetches(prefetching: Prefetching) -> dict[str, int]:
 
 def _sample(bridge: Bridge, file: JournalFile | None) -> NodeSample:
     return NodeSample(
-        usages=bridge.usages(),
+        usages=bridge.stock.usages(),
         sessions=len(bridge.sessions),
         draining=bridge.draining,
         kill_switch=bridge.catalog.kill_switch_reason() is not None,

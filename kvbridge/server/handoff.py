@@ -167,7 +167,7 @@ class HandoffServicer(WatchMethods, HandoffServiceServicer):
 
     def _location(self, client: Client, grant: Grant) -> types_pb2.SlotLocation:
         return types_pb2.SlotLocation(
-            arena_id=self._bridge.arena(client.tenant).arena_id,
+            arena_id=self._bridge.stock.arena(client.tenant).arena_id,
             offset_bytes=grant.slot.offset_bytes,
             length_bytes=grant.slot.length_bytes,
             epoch=self._bridge.epoch,

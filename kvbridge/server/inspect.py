@@ -63,7 +63,7 @@ class InspectServicer(InspectServiceServicer):
         client = caller(self._bridge.sessions, context)
         if request.page_size > PAGE_SIZE_MAX:
             raise InvalidFieldError("page_size", f"must be at most {PAGE_SIZE_MAX}, got {request.page_size}")
-        page = self._bridge.payloads(
+        page = self._bridge.stock.payloads(
             client,
             key_prefix=request.key_prefix,
             page_size=request.page_size or PAGE_SIZE_DEFAULT,
@@ -79,7 +79,7 @@ class InspectServicer(InspectServiceServicer):
         client = caller(self._bridge.sessions, context)
         require(request.HasField("reference"), "reference")
         reference = decode_reference(request.reference)
-        payload = self._bridge.payload(client, reference.key, reference.generation)
+        payload = self._bridge.stock.payload(client, reference.key, reference.generation)
         if payload is None:
             raise UnknownReferenceError("reference", "no payload occupies memory under this key and generation")
         return pb.GetPayloadResponse(
@@ -104,7 +104,7 @@ class InspectServicer(InspectServiceServicer):
         )
 
     def _arena(self, client: Client) -> pb.ArenaUsage:
-        usage, arena = self._bridge.usage(client)
+        usage, arena = self._bridge.stock.usage(client)
         return pb.ArenaUsage(
             arena_id=arena.arena_id,
             size_bytes=usage.arena_bytes,

@@ -60,8 +60,8 @@ class PeerServicer(PeerServiceServicer):
             if not reference.generation:
                 raise InvalidFieldError("reference.generation", "is required")
             _check_whose(reference, request.owner_epoch)
-            kept = None if request.owner_epoch else await self._bridge.recall(request.tenant, reference)
-            answer = self._bridge.lend(
+            kept = None if request.owner_epoch else await self._bridge.lender.recall(request.tenant, reference)
+            answer = self._bridge.lender.lend(
                 client.in_tenant(request.tenant),
                 request.tenant,
                 reference,

@@ -30,6 +30,7 @@ from kvbridge.node.byte_checks import NODE_CLIENT_ID, ByteChecks
 from kvbridge.node.catalog import CatalogKeeper
 from kvbridge.node.catalog_watch import WatchedFile
 from kvbridge.node.identity import Client, Sessions
+from kvbridge.node.lender import Lender
 from kvbridge.node.quarantines import QuarantineKeeper
 from kvbridge.node.replicas import Replicas
 from kvbridge.node.upload import Upload
@@ -193,7 +194,7 @@ def _first_tenancy(self: Bridge, client: Client) -> Any:
     return next(iter(self._tenancies.values()))
 
 
-def _lend_of_the_first(self: Bridge, client: Client, tenant: str, *terms: Any, **named: Any) -> Any:
+def _lend_of_the_first(self: Lender, client: Client, tenant: str, *terms: Any, **named: Any) -> Any:
     del tenant
     return _lend(self, client, next(iter(self._tenancies)), *terms, **named)
 
@@ -234,7 +235,7 @@ def _lift_and_forgive(self: Quarantines, quarantine_id: str) -> bool:
     return _lift(self, quarantine_id)
 
 
-_lend, _once, _look, _lift = Bridge.lend, TenantAnswers.once, WatchedFile.look, Quarantines.lift
+_lend, _once, _look, _lift = Lender.lend, TenantAnswers.once, WatchedFile.look, Quarantines.lift
 
 
 BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
@@ -281,7 +282,7 @@ BUGS: Mapping[str, Sequence[tuple[Any, str, Any]]] = MappingProxyType(
         "replicas of an earlier start are used": [(Replicas, "is_current", _always)],
         "quarantine forgets what waits for a check": [(Acquiring, "_look_again", _nothing)],
         "all tenants share one memory": [(Bridge, "_tenancy", _first_tenancy)],
-        "nodes are lent the payloads of another tenant": [(Bridge, "lend", _lend_of_the_first)],
+        "nodes are lent the payloads of another tenant": [(Lender, "lend", _lend_of_the_first)],
         "a repeated request is carried out anew": [(TenantAnswers, "once", _anew)],
         "answers are remembered without whose they are": [(TenantAnswers, "once", _once_for_all)],
         "a repeated reserve lends two slots": [(TenantAnswers, "once", _anew_if(pb.ReserveRequest))],

@@ -162,7 +162,7 @@ class _Town:
             task.cancel()
         await asyncio.gather(*workers, poison, return_exceptions=True)
         await asyncio.sleep(self.bridge.config.reservation_ttl_seconds + 2 * _LINGER_SECONDS)
-        usage = self.bridge.usages()[0]
+        usage = self.bridge.stock.usages()[0]
         self.day.leaked_bytes = usage.arena_bytes - usage.free_bytes
         await self.bridge.close()
         return self.day
@@ -317,7 +317,7 @@ class _Town:
             private_bytes=private_resident_bytes(os.getpid()),
             objects=len(gc.get_objects()),
             traced_bytes=tracemalloc.get_traced_memory()[0] if self._tracing else 0,
-            payloads=self.bridge.usages()[0].payloads,
+            payloads=self.bridge.stock.usages()[0].payloads,
         )
 
 

@@ -226,7 +226,7 @@ class Flood:
         """Let more nodes than may be named say that they have brought a payload over."""
         for _ in range(HOLDERS_MAX + 1):
             peer = self._peer()
-            lent = self.bridge.lend(peer, DEFAULT_TENANT, reference)
+            lent = self.bridge.lender.lend(peer, DEFAULT_TENANT, reference)
             token = getattr(lent, "grant").token  # noqa: B009 - what was refused would be a fault of this module
             notice = ReplicaNotice(node_id=self._name("holder"), linger_seconds=1e9)
             self.bridge.holders.told(peer, [token], notice)
@@ -244,7 +244,7 @@ class Flood:
             (self._name("tenant"), self._name("key"), 0),
         ):
             reference = PayloadReference(key=key, generation=1)
-            self.bridge.lend(self._peer(), tenant, reference, owner_epoch=epoch)
+            self.bridge.lender.lend(self._peer(), tenant, reference, owner_epoch=epoch)
 
     async def _attach(self) -> None:
         """Attach, watch, take something, and end; watch without a session as well, and go."""

@@ -119,7 +119,7 @@ class SimulatedPeer:
 
     def _lend(self, owner: Start, tenant: str, reference: PayloadReference, owner_epoch: int) -> Opened | Closed:
         try:
-            lent = owner.bridge.lend(self._client(tenant), tenant, reference, owner_epoch=owner_epoch)
+            lent = owner.bridge.lender.lend(self._client(tenant), tenant, reference, owner_epoch=owner_epoch)
         except BridgeError as error:
             raise OwnerUnreachableError(str(error)) from error
         if isinstance(lent, Refused):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvbridge.core.ledger.tombstones import Tombstones
-from kvbridge.node.bridge import Bridge
+from kvbridge.node.lender import Lender
 from kvbridge.server.answers import TenantAnswers
 from tests.sim.flood import flood, has_grown
 
@@ -47,12 +47,12 @@ def test_a_structure_that_forgets_nothing_is_found(kind: type, name: str, monkey
 
 def test_a_structure_that_nobody_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that nobody thought of is found by what can be reached from the node."""
-    lend = Bridge.lend
+    lend = Lender.lend
 
     def lend_and_remember(self: Any, client: Any, tenant: str, reference: Any, **named: Any) -> Any:
         self.__dict__.setdefault("asked", {})[reference] = client
         return lend(self, client, tenant, reference, **named)
 
-    monkeypatch.setattr(Bridge, "lend", lend_and_remember)
+    monkeypatch.setattr(Lender, "lend", lend_and_remember)
     with pytest.raises(AssertionError):
         look_over(NAMES_FEW)

@@ -137,7 +137,7 @@ class Node:
 
     def usage(self) -> Usage:
         """Return where the bytes are."""
-        return self.bridge.usages()[0]
+        return self.bridge.stock.usages()[0]
 
     async def settled(self) -> Usage:
         """Wait until nothing is under way, and return where the bytes are."""

@@ -118,7 +118,7 @@ class Desk:
     @property
     def leases(self) -> int:
         """Return how many leases are live."""
-        return self.bridge.usage(self.consumer)[0].leases
+        return self.bridge.stock.usage(self.consumer)[0].leases
 
     @property
     def newest(self) -> HandoffRecord:
@@ -209,7 +209,7 @@ async def test_what_somebody_else_finds_bad_meanwhile_is_not_handed_over(desk: D
     waiting = asyncio.ensure_future(desk.acquire("0", "1", verification=Verification.DIGEST))
     for _ in range(10):  # The acquire runs up to its wait, and then the checks up to theirs.
         await asyncio.sleep(0)
-    bad = desk.bridge.payload(desk.consumer, "0", 0)
+    bad = desk.bridge.stock.payload(desk.consumer, "0", 0)
     assert bad is not None
     with desk.bridge._tenancies["default"].ledger() as ledger:
         ledger.fail(now=desk.bridge._clock(), payload_id=bad.payload_id, reason=Reason.VALUES_NOT_FINITE, detail="NaN")
@@ -273,7 +273,7 @@ async def test_ids_of_another_tokenizer_are_kept_from_the_consumer(desk: Desk, a
     wordings = {"0": "t1", "other weights": "t0"}
     for key, tokenizer in wordings.items():
         await desk.publish(builders.spec(key=key, model=builders.model_tag(revision="r1", tokenizer_digest=tokenizer)))
-        found = desk.bridge.payload(desk.consumer, key, 0)
+        found = desk.bridge.stock.payload(desk.consumer, key, 0)
         assert found is not None
         if ended:
             with desk.bridge._tenancies["default"].ledger() as ledger:

@@ -39,7 +39,7 @@ def play(scene: Callable[[Node], Awaitable[None]]) -> None:
 
 def lent(node: Node, client: Client = OTHER_NODE) -> Lent:
     """Let another node lease the payload."""
-    answer = node.bridge.lend(client, "default", REFERENCE)
+    answer = node.bridge.lender.lend(client, "default", REFERENCE)
     assert isinstance(answer, Lent), answer
     return answer
 

@@ -148,7 +148,7 @@ async def test_what_a_quarantine_touches_elsewhere_ends_there() -> None:
             CLIENT, ModelPattern(name=builders.model_tag().name), why="weights", dry_run=False
         )
         meet(first, second)
-        refused = second.lend(OTHER_NODE, "default", reference)
+        refused = second.lender.lend(OTHER_NODE, "default", reference)
         assert not isinstance(refused, Lent)
         assert refused.reason is Reason.QUARANTINED
 
@@ -223,7 +223,7 @@ async def test_a_payload_found_bad_after_it_was_lent_is_revoked() -> None:
     """Nodes that replicated it are told; of one that nobody was lent nobody is."""
     async with running_two() as (first, second):
         lent, kept = await publish(first, "lent"), await publish(first, "kept")
-        assert isinstance(first.lend(OTHER_NODE, "default", lent), Lent)
+        assert isinstance(first.lender.lend(OTHER_NODE, "default", lent), Lent)
         for reference in (lent, kept):
             with first._tenancies["default"].ledger() as ledger:
                 found = ledger.occupant(key=reference.key)

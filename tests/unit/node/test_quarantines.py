@@ -104,7 +104,7 @@ async def test_what_is_quarantined_while_its_bytes_are_checked_is_not_handed_ove
     await desk.publish("a", bad=True)
     check = asyncio.ensure_future(desk.acquire("a", bad=True, verification=Verification.FULL))
     await asyncio.sleep(0)  # The first turn decides and leases; the bytes are checked in a thread.
-    assert desk.bridge.usage(desk.consumer)[0].leases == 1
+    assert desk.bridge.stock.usage(desk.consumer)[0].leases == 1
     report = await desk.quarantines.quarantine(desk.producer, ON_BAD, why="w", dry_run=False)
     assert [payload.leases for payload in report.payloads] == [1]
     assert report.clients == 0
@@ -112,7 +112,7 @@ async def test_what_is_quarantined_while_its_bytes_are_checked_is_not_handed_ove
     assert isinstance(answer, Fallback)
     assert answer.finding.reason is Reason.QUARANTINED
     assert answer.finding.problem == "its model bad@xxh3:00 is quarantined: w"
-    usage, _ = desk.bridge.usage(desk.consumer)
+    usage, _ = desk.bridge.stock.usage(desk.consumer)
     assert (usage.leases, usage.payloads, usage.free_bytes) == (0, 0, usage.arena_bytes)
 
 
@@ -175,7 +175,7 @@ async def test_hundreds_of_payloads_end_with_their_root(desk: Desk) -> None:
         await desk.publish(f"fan/{number}", root)
     report = await desk.quarantines.quarantine(desk.producer, root, why="", dry_run=False)
     assert len(report.payloads) == 801
-    usage, _ = desk.bridge.usage(desk.producer)
+    usage, _ = desk.bridge.stock.usage(desk.producer)
     assert (usage.payloads, usage.free_bytes) == (0, usage.arena_bytes)
 
 

@@ -270,8 +270,8 @@ async def test_another_node_is_told_the_same(tmp_path: Path) -> None:
             (OTHER_TENANT, Reason.PAYLOAD_UNKNOWN, None),
             ("nobody", Reason.PAYLOAD_UNKNOWN, None),
         ):
-            kept = await bridge.recall(tenant, reference)
-            answer = bridge.lend(peer, tenant, reference, kept=kept)
+            kept = await bridge.lender.recall(tenant, reference)
+            answer = bridge.lender.lend(peer, tenant, reference, kept=kept)
             assert isinstance(answer, Refused)
             assert (answer.reason, answer.fallback.text) == (reason, text)
 
@@ -312,7 +312,7 @@ async def _abort_step(bridge: Bridge, client: Client, key: str, words: str) -> N
 
 
 async def _corrupt_step(bridge: Bridge, client: Client, key: str) -> None:
-    payload = bridge.payload(client, key, 0)
+    payload = bridge.stock.payload(client, key, 0)
     if payload is not None and payload.committed_at is not None:
         with bridge._tenancy(client).ledger() as ledger:
             ledger.fail(
@@ -371,7 +371,7 @@ def _once_ended(bridge: Bridge, client: Client, before: dict[tuple[str, int], An
     expected = dict(before)
     for (key, generation), answer in before.items():
         if answer is None and generation:
-            payload = bridge.payload(client, key, generation)
+            payload = bridge.stock.payload(client, key, generation)
             assert payload is not None
             expected[key, generation] = (Reason.PAYLOAD_EXPIRED, payload.fallback, payload.tokens)
     for key in "ab":

@@ -319,7 +319,7 @@ def test_the_owner_alone_says_whether_there_is_anything_to_be_had() -> None:
 def lent(node: Node, *, key: str = KEY, owner_epoch: int = 1, tenant: str = "default") -> Lent | Refused:
     """Ask a node for its replica."""
     reference = PayloadReference(key=key, generation=1)
-    answer = node.bridge.lend(OTHER_NODE, tenant, reference, owner_epoch=owner_epoch)
+    answer = node.bridge.lender.lend(OTHER_NODE, tenant, reference, owner_epoch=owner_epoch)
     if isinstance(answer, Lent):
         node.bridge.release(OTHER_NODE, [answer.grant.token])
     return answer
