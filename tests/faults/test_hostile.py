@@ -124,7 +124,7 @@ def trickle(key: str, over: threading.Event) -> Iterator[bytes]:
 
 def test_slow_uploads_end_and_keep_nobody_out() -> None:
     """Uploads of a byte now and then end by `upload_seconds_max`; meanwhile others are served, as those count apart."""
-    flags = ("--upload-seconds-max", "3", "--streams-max", "12", "--streams-per-client-max", "6")
+    flags = ("--upload-seconds-max", "6", "--streams-max", "12", "--streams-per-client-max", "6")
     over = threading.Event()
     with running_bridge(*flags) as bridge, ExitStack() as stack:
         stack.callback(over.set)
@@ -221,7 +221,7 @@ def is_begun(download: Any) -> bool:
 
 def test_the_health_of_a_bridge_is_watched_for_a_while() -> None:
     """A stream that anybody may open, whoever it is, says how it is and ends by the same limit."""
-    with running_bridge("--download-seconds-max", "0.5") as bridge, ApiClient(bridge) as client:
+    with running_bridge("--download-seconds-max", "2") as bridge, ApiClient(bridge) as client:
         stub: Any = health_pb2_grpc.HealthStub(client.channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=CALL_SECONDS)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
