@@ -17,6 +17,9 @@ from tests.network.nodes import SETTINGS, foreign, large_spec
 
 BACKGROUND = {"Ping", "ExchangeOrders"}
 """What nodes ask of each other without any handoff."""
+LEASE_SECONDS = 60.0
+"""Longer than any transfer takes, so that none is renewed meanwhile."""
+LEASES = ("--lease-ttl-seconds", str(LEASE_SECONDS))
 PATIENT = ("--node-id", "puller", "--directory-timeout-seconds", "5")
 TIMESTAMP_BYTES = 4
 """By so many bytes the serialized forms of two moments may differ."""
@@ -61,9 +64,9 @@ class CountedPair:
 def pair() -> Iterator[CountedPair]:
     """Run two nodes whose calls are counted, once they have met."""
     with (
-        running_bridge("--node-id", "owner", *SETTINGS) as owner,
+        running_bridge("--node-id", "owner", *SETTINGS, *LEASES) as owner,
         CountingProxy(owner.tcp_target) as proxy,
-        running_bridge("--peers", f"owner=127.0.0.1:{proxy.port}", *PATIENT, *SETTINGS) as puller,
+        running_bridge("--peers", f"owner=127.0.0.1:{proxy.port}", *PATIENT, *SETTINGS, *LEASES) as puller,
         ApiClient(owner) as producer,
         ApiClient(puller) as consumer,
     ):
@@ -74,7 +77,7 @@ def pair() -> Iterator[CountedPair]:
 def messages_about(spec: PayloadSpec) -> Messages:
     """Return what is counted for nodes with the settings of the pair."""
     layers = len(spec.geometry.layers)
-    config = BridgeConfig(node_id="puller", lease_ttl_seconds=2.0, chunk_bytes=65_536)
+    config = BridgeConfig(node_id="puller", lease_ttl_seconds=LEASE_SECONDS, chunk_bytes=65_536)
     return Messages(spec=spec, owner="owner", config=config, digests=(bytes(16),) * layers)
 
 
