@@ -8,6 +8,8 @@ import time
 from contextlib import suppress
 from typing import Any, Self
 
+from tests.ports import KeptPort
+
 _PIECE_BYTES = 16_384
 _KERNEL_BYTES = 1 << 18
 _CLOSING_SECONDS_MAX = 10.0
@@ -19,8 +21,9 @@ class Proxy:
     def __init__(self, target_port: int = 0) -> None:
         """Listen on a free port of the loopback."""
         self.target_port = target_port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
+        self._port = KeptPort()
+        self.port = self._port.number
+        self._listener = socket.create_server(("127.0.0.1", self.port))
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -61,8 +64,8 @@ class Proxy:
         for one in sockets:
             _shut(one)
 
-    def close(self) -> None:
-        """Stop, and wait until nothing runs any more."""
+    def bar(self) -> None:
+        """Let nobody connect any more, break every connection, and wait until nothing runs any more."""
         self._is_closed = True
         self._runs.set()
         _shut(self._listener)
@@ -70,6 +73,11 @@ class Proxy:
         self.cut()
         for thread in list(self._threads):
             thread.join(_CLOSING_SECONDS_MAX)
+
+    def close(self) -> None:
+        """Stop, and leave the port to others."""
+        self.bar()
+        self._port.close()
 
     def _begin(self, work: object, *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type] # any function

@@ -56,7 +56,7 @@ def test_bytes_come_with_the_calls_where_the_other_way_is_barred() -> None:
     with running_pair(transport="tcp") as pair:
         spec = large_spec("barred")
         pair.producer.publish(spec)
-        pair.proxy.bulk.close()
+        pair.proxy.bulk.bar()
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", pair.proxy.bulk.port))
         part = pair.acquire(spec)
