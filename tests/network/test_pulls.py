@@ -130,7 +130,7 @@ def test_transfer_timeout(pair: Pair) -> None:
     pair.producer.publish(spec)
     pair.proxy.behave(bytes_per_second=SLOW_BYTES_PER_SECOND)
     request = acquire_request(spec, payloads=foreign("slow"))
-    [part] = pair.consumer.call("Acquire", request, timeout_seconds=1.0).parts
+    [part] = pair.consumer.call("Acquire", request, timeout_seconds=2.0).parts
     assert refusal(part, spec) is Reason.TRANSFER_TIMEOUT
 
 
