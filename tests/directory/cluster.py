@@ -23,7 +23,7 @@ from tests.api import ApiClient, acquire_request, request_id
 from tests.harness import BridgeProcess, running_bridge, wait_for
 
 MEETING_SECONDS = 30.0
-DEADLINE_SECONDS = 2.0
+DEADLINE_SECONDS = 10.0
 SETTINGS = (
     "--arena-bytes",
     str(16 << 20),

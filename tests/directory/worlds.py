@@ -18,8 +18,9 @@ from kvbridge.link.neighbour import Greeting, Neighbour, OrderNews, Owned
 from kvbridge.link.port import OwnerUnreachableError
 from tests.directory.servers import DirectoryServer
 
-TIMEOUT_SECONDS = 0.5
-TTL_SECONDS = 2.0
+TIMEOUT_SECONDS = 2.0
+TTL_SECONDS = 20.0
+"""Longer than any test takes: whoever is no longer there was told to be gone, or forgotten."""
 A = Member(node_id="node-a", target="127.0.0.1:1001", epoch=11)
 B = Member(node_id="node-b", target="127.0.0.1:1002", epoch=12)
 C = Member(node_id="node-c", target="127.0.0.1:1003", epoch=13)

@@ -19,7 +19,7 @@ from kvbridge import Bridge, HandoffInvalidError, Reason, connect
 from tests.harness import BridgeProcess, running_bridge, wait_for
 from tests.integration.client.kv import DIM, HEADS, MODEL, SHAPE, Contents
 
-LEASE_SECONDS = 2.0
+LEASE_SECONDS = 3.0
 
 
 @pytest.fixture(scope="module")

@@ -77,8 +77,8 @@ def test_many_are_returned_together(keeper: Keeper, session: RecordingSession) -
 
 def test_everything_in_use_is_renewed_together(keeper: Keeper, session: RecordingSession) -> None:
     """One message renews all, well before the shortest time to live is over."""
-    session.ttl_seconds = 0.6
-    held = [reference(session, keeper.ended, str(index), ttl_seconds=0.6) for index in range(3)]
+    session.ttl_seconds = 1.5
+    held = [reference(session, keeper.ended, str(index), ttl_seconds=1.5) for index in range(3)]
     for lease in held:
         keeper.track(lease)
     wait_for(lambda: session.names().count("Renew") >= 4)

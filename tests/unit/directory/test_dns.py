@@ -48,7 +48,7 @@ class Network:
 
 def roll(network: Network, *, seconds: float = 0.0) -> DnsRoll:
     """Return a roll by this network."""
-    return DnsRoll("nodes", 7411, network, seconds=seconds, timeout_seconds=0.2, resolve=network.resolve)
+    return DnsRoll("nodes", 7411, network, seconds=seconds, timeout_seconds=30.0, resolve=network.resolve)
 
 
 async def test_every_address_is_a_node_but_ones_own() -> None:

@@ -30,7 +30,7 @@ from tests.unit.node.nodes import payload
 
 REFERENCE = PayloadReference(key="conversation/1", generation=1)
 OWNER = pb.PingResponse(node_id="owner", epoch=7)
-SECONDS = 5.0
+SECONDS = 30.0
 
 
 class Owner:
