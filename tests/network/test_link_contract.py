@@ -127,7 +127,7 @@ async def test_a_reset_in_the_middle(end: FarEnd, peer: Peer) -> None:
 
 async def test_a_frozen_peer(end: FarEnd, peer: Peer) -> None:
     """Bytes that stop coming are waited for as long as the caller says, and never touch the memory later."""
-    pulling, box = await begun(end, peer, seconds_max=0.5)
+    pulling, box = await begun(end, peer, seconds_max=2.0)
     end.freeze()
     await failed(pulling, box)
     end.thaw()
