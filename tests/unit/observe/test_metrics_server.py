@@ -30,7 +30,7 @@ async def served() -> AsyncIterator[Served]:
     registry = CollectorRegistry()
     Counter("kvbridge_things", "Things.", registry=registry).inc(3)
     Gauge("kvbridge_others", "Others.", ["kind"], registry=registry).labels("one").set(1)
-    server = MetricsServer(registry, is_serving=lambda: state.serving, request_seconds_max=0.2)
+    server = MetricsServer(registry, is_serving=lambda: state.serving, request_seconds_max=1.0)
     state = Served(server, await server.start("127.0.0.1:0"))
     yield state
     await server.close()
