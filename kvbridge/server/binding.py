@@ -10,6 +10,7 @@ import grpc
 from grpc import aio
 
 from kvbridge.core.errors import BridgeError
+from kvbridge.memory.errors import SocketInUseError
 
 _PYTHON_ADDS = " (while "
 """What Python puts between the system's own words and the address, which is named already."""
@@ -32,6 +33,8 @@ def naming(setting: str, address: str) -> Iterator[None]:
     """
     try:
         yield
+    except SocketInUseError as error:
+        raise BindError(setting, address, str(error)) from error
     except OSError as error:
         raise BindError(setting, address, _said(error)) from error
 

@@ -136,7 +136,8 @@ async def running(config: BridgeConfig) -> AsyncIterator[tuple[Bridge, Endpoints
     )
     try:
         # The descriptor socket comes first: it finds out whether another node lives here before anything is replaced.
-        await descriptors.start()
+        with naming("socket", config.socket):
+            await descriptors.start()
         open_socket(config.descriptor_socket, config)
         await bridge.start()
         security.start()

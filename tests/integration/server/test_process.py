@@ -138,6 +138,16 @@ def test_a_bad_setting_is_said_in_one_line(tmp_path: Path, flags: list[str], sta
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_in_which_another_node_lives_is_told_with_its_setting(bridge_process: BridgeProcess) -> None:
+    """People know the socket that they named, and not the one beside it, by which that is found out."""
+    command = [sys.executable, "-m", "kvbridge", "serve", "--socket", bridge_process.socket, "--listen", ""]
+    done = subprocess.run([*command, "--metrics-listen", ""], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1
+    told = done.stderr.decode()
+    assert told.startswith(f"kvbridge: socket: cannot listen on {bridge_process.socket}: another node serves ")
+    assert told.count("\n") == 1
+
+
 @pytest.mark.parametrize("setting", ["listen", "metrics_listen", "bulk_listen"])
 def test_a_taken_port_is_said_in_one_line(setting: str, bridge_process: BridgeProcess, tmp_path: Path) -> None:
     """A node whose port is taken does not start, nor stays half started: it names the setting and the address."""
