@@ -20,6 +20,10 @@ from tests.integration.secured.kit import ENGINE_A, Kit, served_serial, tls_of
 ROTATIONS_PER_SECOND = 200.0
 PAIRS = 40
 """Different certificates, which are mounted in turn."""
+REST_SECONDS = 0.1
+"""After each round of them, for a node that takes longer to look at files than they stay as they are."""
+CHANGES = 6
+"""As many of them are taken into use meanwhile, at least."""
 HANDSHAKES = 60
 """At each port."""
 SECONDS = 60.0
@@ -48,7 +52,7 @@ class Storm:
             thread.join()
 
     def _rotate(self) -> None:
-        while not self._over.wait(1 / ROTATIONS_PER_SECOND):
+        while not self._over.wait(1 / ROTATIONS_PER_SECOND if self.rotations % PAIRS else REST_SECONDS):
             self.last = self._pairs[self.rotations % PAIRS]
             self._kit.server.put(self.last, self._kit.authority.certificate)
             self.rotations += 1
@@ -75,6 +79,11 @@ class Handshakes:
             except (OSError, http.client.HTTPException) as error:
                 self.failed.append(repr(error))
             self.done += 1
+
+
+def changes(process: BridgeProcess) -> int:
+    """Return how often a bridge has taken other files into use."""
+    return process.log.count("certificate files changed")
 
 
 def threads_of(process: BridgeProcess) -> int:
@@ -113,7 +122,7 @@ def test_no_handshake_fails_in_a_storm_of_rotations(own_kit: Kit) -> None:
             descriptors, threads = bridge.open_descriptors(), threads_of(bridge)
             with storm.raging():
                 shaking = [Handshakes(shake) for shake in shakes]
-                while any(one.done < HANDSHAKES for one in shaking):
+                while any(one.done < HANDSHAKES for one in shaking) or changes(bridge) < CHANGES:
                     with kvbridge.connect(f"localhost:{bridge.tcp_port}", tls=tls_of(mine)) as new:
                         assert new.node().node_id
                     with contents.acquire(steady, "steady") as handoff:
@@ -123,7 +132,7 @@ def test_no_handshake_fails_in_a_storm_of_rotations(own_kit: Kit) -> None:
             assert [one.failed for one in shaking] == [[], [], []]
             wait_for(lambda: served_serial(bridge.tcp_port, mine) == storm.last.serial, SECONDS)
             wait_for(lambda: bridge.open_descriptors() <= descriptors + 2, SECONDS)
-            assert threads_of(bridge) <= threads + 4, "gRPC keeps a few more or fewer as it likes"
+            # gRPC keeps a few more or fewer as it likes, and more for a while where there was much to do.
+            wait_for(lambda: threads_of(bridge) <= threads + 4, SECONDS)
         assert storm.rotations > HANDSHAKES
-        assert bridge.log.count("certificate files changed") > 5
         assert "Traceback" not in bridge.log
