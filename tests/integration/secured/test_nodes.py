@@ -48,7 +48,7 @@ def running_nodes(
     with (
         running_bridge("--node-id", "owner", *own, *bulk, *SETTINGS) as owner,
         running_bridge(
-            *("--node-id", "puller", "--peers", f"owner=localhost:{owner.tcp_port}", *kit.flags(), *SETTINGS),
+            *("--node-id", "puller", "--peers", f"owner=127.0.0.1:{owner.tcp_port}", *kit.flags(), *SETTINGS),
             *("--peer-tls-ca", kit.server.ca, *peer_flags),
         ) as puller,
     ):
