@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
+from grpc.experimental import ChannelOptions
 
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.failures import CallFailedError, failure_of
@@ -20,6 +21,8 @@ MESSAGE_BYTES_MAX = 64 << 20
 """Largest message that is accepted: room for the longest text and token list together."""
 
 _OPTIONS = (
+    # Whoever reads a stream is the only thread that is inside gRPC for it: see `kvbridge.client.forking`.
+    (ChannelOptions.SingleThreadedUnaryStream, 1),
     # A channel of its own connections: a new channel after a restart must not wait for the old one's backoff.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),

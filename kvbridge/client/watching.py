@@ -1,7 +1,8 @@
 """Watching: what a bridge tells a client of the payloads that it holds or held, as long as anybody listens.
 
 A watch comes back by itself, with the last sequence number that it has seen, whenever its stream ends: the bridge may
-be restarted, replaced or away for hours. Whatever may have been missed meanwhile is one `EventsLost`.
+be restarted, replaced or away for hours. Whatever may have been missed meanwhile is one `EventsLost`. While its process
+forks it has no stream (`kvbridge.client.forking`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +20,7 @@ from kvbridge.client.connector import Connector
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.errors import BridgeForkedError
 from kvbridge.client.failures import CallFailedError, failure_of
+from kvbridge.client.forking import pause_at_forks
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.events import Event, EventsLost
 from kvbridge.v1 import handoff_service_pb2 as pb
@@ -46,6 +49,8 @@ class Watch:
         self._is_closed = is_closed
         self._pid = os.getpid()
         self._closed = threading.Event()
+        self._changed = threading.Condition()
+        self._is_inside = self._is_paused = False
         self._call: Any = None
         self._client = ""
         self._sequence = 0
@@ -54,6 +59,7 @@ class Watch:
         """Whether the bridge has said that nothing is missed from here on."""
         self.problem: str | None = None
         """Why there is no stream at the moment; None while there is one, and before the first try."""
+        pause_at_forks(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed.is_set() else "open" if self.is_open else self.problem or "not open yet"
@@ -93,17 +99,49 @@ class Watch:
         self._closed.set()
         self._end_stream()
 
+    # While the process forks
+
+    def pause(self, timeout_seconds: float) -> None:
+        """Break the stream off, and open none until `resume`; wait so long for the thread that reads it."""
+        with self._changed:
+            self._is_paused = True
+            self._end_stream()
+            self._changed.wait_for(lambda: not self._is_inside, timeout_seconds)
+
+    def resume(self) -> None:
+        """Go on where the stream was broken off."""
+        with self._changed:
+            self._is_paused = False
+            self._changed.notify_all()
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Call gRPC within this context, which is entered as soon as that may be."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_paused)
+            self._is_inside = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_inside = False
+                self._changed.notify_all()
+
     # The parts of these
 
     def _next_or_pause(self) -> Event | None:
         """Return an event, or None if there is no stream now, or nothing was said that matters."""
+        call = None
         try:
-            if self._call is None and self._open():
-                return EventsLost()
-            message = next(self._call, None)
+            with self._inside():
+                if self._call is None and self._open():
+                    return EventsLost()
+                call = self._call
+                message = None if call is None else next(call, None)
         except grpc.RpcError as error:
-            self._fail(failure_of(error))
-            self._connector.connect_anew()
+            if call is self._call:
+                self._fail(failure_of(error))
+                self._connector.connect_anew()
         except CallFailedError as failure:
             self._fail(failure)
         except ValueError as error:  # What grpc raises for a channel that another thread has closed.
@@ -111,7 +149,9 @@ class Watch:
         else:
             if message is not None:
                 return self._heard(message)
-            self._fail(CallFailedError(grpc.StatusCode.UNAVAILABLE, "the bridge ended the stream"))
+            if call is not None and call is self._call:  # Otherwise it was broken off here.
+                self._fail(CallFailedError(grpc.StatusCode.UNAVAILABLE, "the bridge ended the stream"))
+        self.is_open = False
         return None
 
     def _open(self) -> bool:
@@ -127,7 +167,7 @@ class Watch:
         request = pb.WatchRequest(after_sequence=self._sequence)
         rpc = session.streaming()
         self._call = rpc.handoff.Watch(request, timeout=STREAM_SECONDS_MAX, metadata=rpc.metadata(session.client))
-        if self._closed.is_set():  # By another thread, which did not see this stream.
+        if self._closed.is_set() or self._is_paused:  # By another thread, which did not see this stream.
             self._end_stream()
         return lost
 

@@ -199,6 +199,23 @@ def test_a_child_cannot_use_its_parents_watch(bridge: Bridge) -> None:
         assert isinstance(listener.next(), PayloadQuarantined)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_children_live_beside_a_watch(bridge: Bridge, bridge_process: BridgeProcess) -> None:
+    """Each has a bridge object of its own; and the watch hears what happened while it was paused for their forks."""
+    contents = Contents()
+    contents.publish(bridge, "beside")
+    contents.acquire(bridge, "beside")
+
+    def work() -> None:
+        with connect(bridge_process.target) as own:
+            contents.assert_in(contents.acquire(own, "beside"))
+
+    with listening(bridge) as listener:
+        assert [in_child(work) for _ in range(20)] == [0] * 20
+        quarantine(bridge, "beside")
+        assert isinstance(listener.next(), PayloadQuarantined)
+
+
 def test_quarantines_are_imposed_listed_and_lifted(bridge: Bridge) -> None:
     """By pattern or by payload; a dry run has no name."""
     contents = Contents()
