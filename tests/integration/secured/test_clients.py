@@ -10,7 +10,7 @@ import pytest
 import kvbridge
 from kvbridge import Reason
 from kvbridge.cli import main
-from tests.certificates import MAIL, Secret
+from tests.certificates import LOCAL, MAIL, Secret
 from tests.harness import BridgeProcess, running_bridge, wait_for
 from tests.integration.client.kv import Contents
 from tests.integration.secured.kit import ENGINE_A, ENGINE_B, NOBODY, TOKEN_A, Kit, tls_of
@@ -24,8 +24,8 @@ def refused(bridge: kvbridge.Bridge) -> str:
 
 
 def target(bridge: BridgeProcess) -> str:
-    """Return the port by the name in the certificate."""
-    return f"localhost:{bridge.tcp_port}"
+    """Return the port by the address in the certificate: a name may have several, and gRPC tells of the last one."""
+    return f"127.0.0.1:{bridge.tcp_port}"
 
 
 def test_a_certificate_makes_its_owner_a_principal(kit: Kit, mutual: BridgeProcess) -> None:
@@ -33,7 +33,7 @@ def test_a_certificate_makes_its_owner_a_principal(kit: Kit, mutual: BridgeProce
     contents = Contents(1)
     with (
         kvbridge.connect(target(mutual), tls=tls_of(kit.secret(ENGINE_A))) as here,
-        kvbridge.connect(f"127.0.0.1:{mutual.tcp_port}", tls=tls_of(kit.secret(ENGINE_A, "a.example"))) as there,
+        kvbridge.connect(f"localhost:{mutual.tcp_port}", tls=tls_of(kit.secret(ENGINE_A, "a.example"))) as there,
         kvbridge.connect(target(mutual), tls=tls_of(kit.secret(ENGINE_B))) as elsewhere,
     ):
         contents.publish(here, "shared")
@@ -87,14 +87,14 @@ def test_no_name_of_another_kind_makes_a_principal(own_kit: Kit, named: str, nam
     issued = own_kit.authority.issue(names, common_name=common_name)
     secret = Secret(own_kit.directory / "shown", issued, own_kit.authority.certificate)
     with running_bridge(*own_kit.flags()) as bridge:
-        for way in (target(bridge), f"127.0.0.1:{bridge.tcp_port}"):
+        for way in (target(bridge), f"localhost:{bridge.tcp_port}"):
             with kvbridge.connect(way, tls=tls_of(secret)) as sdk:
                 assert "nothing proves who makes this call" in refused(sdk)
 
 
 def test_a_bridge_whose_certificate_has_expired_is_not_believed(own_kit: Kit) -> None:
     """A node serves with it, because its local clients need none; the others take the text."""
-    secret = own_kit.secret("localhost", lasts=-timedelta(hours=1))
+    secret = own_kit.secret(*LOCAL, lasts=-timedelta(hours=1))
     flags = (*secret.server_flags(), "--access", str(own_kit.access))
     with (
         running_bridge(*flags) as bridge,

@@ -52,7 +52,7 @@ def mounted(kit: Kit, name: str, issued: Issued) -> Secret:
 
 def asked(bridge: BridgeProcess, secret: Secret) -> kvbridge.Handoff:
     """Ask for what is not there, by gRPC."""
-    with kvbridge.connect(f"localhost:{bridge.tcp_port}", tls=tls_of(secret)) as sdk:
+    with kvbridge.connect(f"127.0.0.1:{bridge.tcp_port}", tls=tls_of(secret)) as sdk:
         return Contents().acquire(sdk, "anything", text="the text")
 
 
@@ -158,7 +158,7 @@ def test_a_client_is_told_that_its_key_cannot_be_used(dns_kit: Kit, bridge: Brid
 def test_keys_that_are_taken_work_on_both_sides(own_kit: Kit, kind: str) -> None:
     """At every port."""
     own_kit.access.write_text(own_kit.access.read_text().replace(ENGINE_A, ENGINE))
-    server = mounted(own_kit, "good", issue(own_kit.authority, "localhost", key=GOOD_KEYS[kind]()))
+    server = mounted(own_kit, "good", issue(own_kit.authority, *LOCAL, key=GOOD_KEYS[kind]()))
     client = mounted(own_kit, "client", issue(own_kit.authority, ENGINE, key=GOOD_KEYS[kind]()))
     with running_bridge(
         *server.server_flags(), "--access", str(own_kit.access), "--metrics-listen", "0.0.0.0:0"
@@ -223,7 +223,7 @@ def test_a_rotation_to_such_a_key_changes_nothing(own_kit: Kit, kind: str) -> No
 
 def test_a_node_serves_local_clients_before_its_certificate_is_valid(own_kit: Kit) -> None:
     """Others have the text, and the log says until when."""
-    early = mounted(own_kit, "early", issue(own_kit.authority, "localhost", begins=timedelta(hours=1)))
+    early = mounted(own_kit, "early", issue(own_kit.authority, *LOCAL, begins=timedelta(hours=1)))
     with running_bridge(*early.server_flags(), "--access", str(own_kit.access)) as process:
         handoff = asked(process, own_kit.secret(ENGINE_A))
         assert handoff.reason is Reason.BRIDGE_UNREACHABLE
