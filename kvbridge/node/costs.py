@@ -6,10 +6,10 @@ become text. What other nodes send is measured by this node between nodes, and h
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 
 from kvbridge.core.catalog.policy import RoutePolicy
@@ -23,9 +23,6 @@ from kvbridge.node.sources import Sources
 
 BY_VALUE = "(by value)"
 """Stands for the place of clients that share no memory with the node; no node has this name."""
-PULL_TRUST_SECONDS = 60.0
-"""How long bytes that came from a node say how fast others would come; then somebody has to try again, because whoever
-is refused measures nothing."""
 _POLICIES_MAX = 1024
 
 
@@ -37,9 +34,8 @@ class CostKeeper:
     ) -> None:
         """Start without any measurement; `clock` gives monotonic seconds."""
         self._clock = clock
-        self._pulled_at: dict[str, float] = {}  # by node, the one pulled from last at the end
         self._limits = limits or CostLimits()
-        self._pulls = CostModel(self._limits)
+        self._pulls = CostModel(self._limits, clock=clock)
         self._of_tenants: dict[str, CostModel] = {}
         self.checks = CheckCosts(clock)
         self.sources = Sources(self.measured_pull_seconds, clock=clock)
@@ -53,7 +49,7 @@ class CostKeeper:
         """Return what was measured of one tenant's models and clients."""
         model = self._of_tenants.get(tenant)
         if model is None:
-            model = self._of_tenants[tenant] = CostModel(self._limits)
+            model = self._of_tenants[tenant] = CostModel(self._limits, clock=self._clock)
         return model
 
     def costs(
@@ -118,16 +114,14 @@ class CostKeeper:
         """Take the node's own measurement of bytes that came from another node."""
         with suppress(InvalidFieldError):  # A clock that showed no time at all.
             self._pulls.record_transfer((source, self._node_id), nbytes, seconds)
-            self._pulled_at.pop(source, None)
-            self._pulled_at[source] = self._clock()
-            if len(self._pulled_at) > self._limits.pairs_max:
-                del self._pulled_at[next(iter(self._pulled_at))]
 
     def _pulled(self, here: Estimate, source: str, nbytes: int) -> Estimate:
         """Return an estimate in which the handoff costs the way from another node, too; it was for this host."""
-        seconds = self._pulls.transfer_seconds((source, self._node_id), nbytes)
+        pair = (source, self._node_id)
+        seconds = self._pulls.transfer_seconds(pair, nbytes)
         handoff_seconds = None if seconds is None else seconds + (here.handoff_seconds or 0.0)
-        return Estimate(prefill_seconds=here.prefill_seconds, handoff_seconds=handoff_seconds)
+        fresh = here.fresh and self._pulls.transfer_is_fresh(pair)
+        return Estimate(prefill_seconds=here.prefill_seconds, handoff_seconds=handoff_seconds, fresh=fresh)
 
     def _pair(self, *, attached: bool) -> tuple[str, str]:
         return (self._node_id, self._node_id if attached else BY_VALUE)
@@ -138,9 +132,8 @@ class CostKeeper:
 
     def measured_pull_seconds(self, source: str, nbytes: int) -> float | None:
         """Return how long bytes of another node would take, or None if that was not measured lately."""
-        if self._clock() - self._pulled_at.get(source, -math.inf) > PULL_TRUST_SECONDS:
-            return None
-        return self._pulls.transfer_seconds((source, self._node_id), nbytes)
+        pair = (source, self._node_id)
+        return self._pulls.transfer_seconds(pair, nbytes) if self._pulls.transfer_is_fresh(pair) else None
 
 
 @lru_cache(maxsize=_POLICIES_MAX)
@@ -152,4 +145,4 @@ def _with_check(moved: Estimate, check_seconds: float) -> Estimate:
     """Return an estimate in which the handoff costs the check of its bytes, too."""
     if moved.handoff_seconds is None or not check_seconds:
         return moved
-    return Estimate(prefill_seconds=moved.prefill_seconds, handoff_seconds=moved.handoff_seconds + check_seconds)
+    return replace(moved, handoff_seconds=moved.handoff_seconds + check_seconds)

@@ -31,6 +31,8 @@ RATES_MAX = 15
 """Newest reports that an octave keeps; odd, so that the median is one of them when it is full."""
 RATES_MIN = 3
 """Reports that make an octave measured: one absurd report among three is outvoted."""
+RATES_LATE = RATES_MIN - 1
+"""Old reports that an octave keeps when a late one comes: it is not believed alone, and the second like it is."""
 DOUBT = 2.0
 """Factor by which the rate of an octave may be wrong for one of its sizes."""
 SIZE_MAX = 1 << 50
@@ -83,14 +85,18 @@ class CostCurve:
         reports = sum(map(len, self._octaves.values()))
         return f"<CostCurve of {len(self._low)} measured octaves, {reports} reports kept>"
 
-    def record(self, size: int, seconds: float, *, size_field: str) -> None:
-        """Take one report.
+    def record(self, size: int, seconds: float, *, size_field: str, is_late: bool = False) -> None:
+        """Take one report; one that `is_late` comes so long after the others that they hardly count any more.
 
         Raises:
             InvalidFieldError: `size_field` or `seconds` is not a positive, finite number within bounds.
         """
         require_count(size_field, size, least=1, most=SIZE_MAX)
         require_number("seconds", seconds, least=SECONDS_MIN, most=SECONDS_MAX)
+        if is_late:
+            self._octaves = {
+                octave: deque(list(rates)[-RATES_LATE:], RATES_MAX) for octave, rates in self._octaves.items()
+            }
         self._extend(size.bit_length() - 1, [seconds / size])
         self._rebuild()
 

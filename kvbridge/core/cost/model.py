@@ -37,11 +37,14 @@ class CostLimits:
     """Models whose prefill is kept, and as many whose scatter is; positive."""
     pairs_max: int = 1_024
     """Pairs of nodes whose transfer is kept; positive."""
+    fresh_seconds: float = 60.0
+    """How long a report of a transfer or a scatter is fresh; positive."""
 
     def __post_init__(self) -> None:
         """Assert what the configuration has checked."""
         assert self.models_max > 0, self.models_max
         assert self.pairs_max > 0, self.pairs_max
+        assert self.fresh_seconds > 0, self.fresh_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,8 @@ class Estimate:
     """Seconds that the consumer would take to prefill, rather too few than too many; None if not measured."""
     handoff_seconds: float | None
     """Seconds of transfer and scatter, rather too many than too few; None if the transfer is not measured."""
+    fresh: bool = True
+    """Whether all of that was measured lately. What was not refuses nobody: whoever is refused measures nothing."""
 
     @property
     def measured(self) -> bool:
@@ -62,11 +67,12 @@ class Estimate:
 class CostModel:
     """Costs by model and by pair of nodes. Not thread-safe: its owner serialises the calls."""
 
-    def __init__(self, limits: CostLimits) -> None:
-        """Start without any report."""
-        self._prefill: CurveTable[ModelTag] = CurveTable(limits.models_max)
-        self._transfer: CurveTable[NodePair] = CurveTable(limits.pairs_max)
-        self._scatter: CurveTable[ModelTag] = CurveTable(limits.models_max)
+    def __init__(self, limits: CostLimits, *, clock: Callable[[], float]) -> None:
+        """Start without any report; `clock` gives monotonic seconds."""
+        fresh = limits.fresh_seconds
+        self._prefill: CurveTable[ModelTag] = CurveTable(limits.models_max, clock=clock)
+        self._transfer: CurveTable[NodePair] = CurveTable(limits.pairs_max, clock=clock, fresh_seconds=fresh)
+        self._scatter: CurveTable[ModelTag] = CurveTable(limits.models_max, clock=clock, fresh_seconds=fresh)
 
     def __repr__(self) -> str:
         """Show how much is measured."""
@@ -109,12 +115,17 @@ class CostModel:
         return Estimate(
             prefill_seconds=None if prefill is None else prefill.at_least(tokens),
             handoff_seconds=self._handoff_seconds(model, pair, nbytes),
+            fresh=self._transfer.is_fresh(pair) and self._scatter.is_fresh(model),
         )
 
     def transfer_seconds(self, pair: NodePair, nbytes: int) -> float | None:
         """Return what moving `nbytes` bytes between two nodes takes at the most; None if it was not measured."""
         transfer = self._transfer.find(pair)
         return None if transfer is None else transfer.at_most(nbytes)
+
+    def transfer_is_fresh(self, pair: NodePair) -> bool:
+        """Tell whether a transfer between two nodes was reported lately, or never."""
+        return self._transfer.is_fresh(pair)
 
     def snapshot(self) -> CostSnapshot:
         """Return everything as plain data, good for JSON; the entries used least recently come first."""
@@ -126,9 +137,9 @@ class CostModel:
         }
 
     @classmethod
-    def restore(cls, stored: object, limits: CostLimits) -> CostModel:
+    def restore(cls, stored: object, limits: CostLimits, *, clock: Callable[[], float]) -> CostModel:
         """Return the model of a snapshot; whatever in it is old, damaged or too much is ignored."""
-        model = cls(limits)
+        model = cls(limits, clock=clock)
         if isinstance(stored, dict) and stored.get("version") == SNAPSHOT_VERSION:
             _refill(model._prefill, stored.get("prefill"), limits.models_max, _model_of)
             _refill(model._transfer, stored.get("transfer"), limits.pairs_max, _pair_of)

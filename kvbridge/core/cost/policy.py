@@ -37,7 +37,7 @@ def judge(estimate: Estimate, tokens: int, policy: CostPolicy) -> str | None:
     prefill, handoff = estimate.prefill_seconds, estimate.handoff_seconds
     if prefill is None or handoff is None:
         return _too_short(estimate, tokens, policy.tokens_min_unmeasured)
-    if prefill >= policy.gain_min * handoff:
+    if prefill >= policy.gain_min * handoff or not estimate.fresh:
         return None
     return (
         f"prefilling {tokens} tokens takes about {prefill:.3g} s and handing them over {handoff:.3g} s; "

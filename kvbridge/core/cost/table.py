@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from kvbridge.core.cost.curve import CostCurve
@@ -14,11 +15,14 @@ K = TypeVar("K", bound=Hashable)
 class CurveTable(Generic[K]):
     """Curves by key."""
 
-    def __init__(self, keys_max: int) -> None:
-        """Start empty, with room for `keys_max` keys, a positive number."""
+    def __init__(self, keys_max: int, *, clock: Callable[[], float], fresh_seconds: float = math.inf) -> None:
+        """Start empty, with room for `keys_max` keys, a positive number; a curve is fresh so long after a report."""
         assert keys_max > 0, keys_max
         self._keys_max = keys_max
+        self._clock = clock
+        self._fresh_seconds = fresh_seconds
         self._curves: OrderedDict[K, CostCurve] = OrderedDict()  # the one used least recently first
+        self._reported_at: dict[K, float] = {}
 
     def __repr__(self) -> str:
         """Show how full the table is."""
@@ -39,19 +43,28 @@ class CurveTable(Generic[K]):
             self._curves.move_to_end(key)
         return curve
 
+    def is_fresh(self, key: K) -> bool:
+        """Tell whether the newest report on `key` is fresh; what nobody reported on is."""
+        reported_at = self._reported_at.get(key)
+        return reported_at is None or self._clock() - reported_at <= self._fresh_seconds
+
     def record(self, key: K, size: int, seconds: float, *, size_field: str) -> None:
         """Add a report to the curve of `key`, which is made if need be; a refused report leaves the table as it was.
+
+        Of a curve that was not fresh any more only so much stays that one report is not believed alone.
 
         Raises:
             InvalidFieldError: a figure is out of bounds.
         """
         curve = self._curves.get(key) or CostCurve()
-        curve.record(size, seconds, size_field=size_field)
+        curve.record(size, seconds, size_field=size_field, is_late=not self.is_fresh(key))
         self.put(key, curve)
 
     def put(self, key: K, curve: CostCurve) -> None:
         """Set the curve of `key` as the one used last, and forget another if that is one too many."""
         self._curves[key] = curve
         self._curves.move_to_end(key)
+        self._reported_at[key] = self._clock()
         if len(self._curves) > self._keys_max:
-            self._curves.popitem(last=False)
+            forgotten, _ = self._curves.popitem(last=False)
+            del self._reported_at[forgotten]

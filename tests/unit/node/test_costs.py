@@ -74,6 +74,21 @@ def test_a_client_by_value_needs_its_transfer_measured() -> None:
     assert costs_of(keeper).problem is None, "those who share memory do not download"
 
 
+def test_what_did_not_pay_is_tried_again_after_a_while() -> None:
+    """A source or a reader that was slow is not slow for ever, and nobody who is refused would find out."""
+    now = 0.0
+    keeper = CostKeeper("node-1", clock=lambda: now)
+    for _ in range(RATES_MIN):
+        keeper.record_prefill("default", MODEL, 256, 0.5)
+        keeper.record_pull("node-2", BYTES, 5.0)
+        keeper.record_download("default", BYTES, 5.0)
+    for where in ({"owner": "node-2"}, {"attached": False}):
+        now = 0.0
+        assert costs_of(keeper, **where).problem is not None
+        now = CostLimits().fresh_seconds + 1.0
+        assert costs_of(keeper, **where).problem is None
+
+
 def test_a_scatter_counts_as_cost() -> None:
     """What the consumer needs to bring the cache into its own blocks is part of the handoff."""
     keeper = with_prefill(0.5)

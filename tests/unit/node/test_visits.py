@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbridge.core.context import context_digest
+from kvbridge.core.cost import CostLimits
 from kvbridge.core.descriptor import FallbackText, PayloadReference
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.quarantine import Quarantine
 from kvbridge.core.reasons import Reason
 from kvbridge.link.memory import MemoryPayload, MemoryPeer
 from kvbridge.node.answers import Fallback, Leased
-from kvbridge.node.costs import PULL_TRUST_SECONDS
 from tests import builders
 from tests.unit.node.nodes import KEY, Node, payload, virtual_clock
 from tests.unit.node.virtual import run_virtually
@@ -325,7 +325,7 @@ def test_what_could_not_be_in_time_is_refused_at_once_until_it_is_tried_again() 
         assert reason(answer) is Reason.TRANSFER_TIMEOUT
         assert loop.time() == began_at
         assert node.owner.pulled == pulled == 3
-        await asyncio.sleep(PULL_TRUST_SECONDS + 1)
+        await asyncio.sleep(CostLimits().fresh_seconds + 1)
         node.owner.behaviour.chunk_seconds = 0.0
         [answer] = await node.acquire(deadline_seconds=5.0)
         assert reason(answer) is None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbridge.core.cost import CostLimits, CostModel, Estimate
+from kvbridge.core.cost import CostLimits, CostModel, CostPolicy, Estimate, judge
+from kvbridge.core.cost.curve import RATES_MAX
 from kvbridge.core.cost.model import NODE_ID_CHARACTERS_MAX
 from kvbridge.core.errors import InvalidFieldError
 from tests.builders import model_tag
@@ -18,6 +20,18 @@ from tests.builders import model_tag
 MODEL, OTHER = model_tag(), model_tag(adapter="lora")
 HERE, ACROSS = ("a", "a"), ("a", "b")
 LIMITS = CostLimits(models_max=3, pairs_max=4)
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
 
 
 def thrice(record: Callable[[], None]) -> None:
@@ -28,7 +42,7 @@ def thrice(record: Callable[[], None]) -> None:
 
 def measured_model() -> CostModel:
     """Return a model that knows one model's prefill and scatter and one pair's transfer."""
-    costs = CostModel(LIMITS)
+    costs = CostModel(LIMITS, clock=Clock())
     thrice(lambda: costs.record_prefill(MODEL, 1024, 2.0))
     thrice(lambda: costs.record_transfer(ACROSS, 1 << 20, 0.5))
     thrice(lambda: costs.record_scatter(MODEL, 1 << 20, 0.25))
@@ -37,7 +51,7 @@ def measured_model() -> CostModel:
 
 def test_nothing_is_known_at_first() -> None:
     """Without any report there is no estimate, except that nothing has to move on one host."""
-    costs = CostModel(LIMITS)
+    costs = CostModel(LIMITS, clock=Clock())
     assert costs.estimate(MODEL, ACROSS, 1024, 1 << 20) == Estimate(prefill_seconds=None, handoff_seconds=None)
     assert costs.estimate(MODEL, HERE, 1024, 1 << 20) == Estimate(prefill_seconds=None, handoff_seconds=0.0)
 
@@ -47,6 +61,55 @@ def test_a_handoff_costs_its_transfer_and_its_scatter() -> None:
     estimate = measured_model().estimate(MODEL, ACROSS, 1024, 1 << 20)
     assert estimate == Estimate(prefill_seconds=2.0, handoff_seconds=0.75)
     assert estimate.measured
+
+
+def slow_then(*fast_at: float) -> Estimate:
+    """Return the estimate after slow transfers at 0 s, many of them, and fast ones at these times."""
+    clock = Clock()
+    costs = CostModel(LIMITS, clock=clock)
+    thrice(lambda: costs.record_prefill(MODEL, 1024, 2.0))
+    for _ in range(RATES_MAX):
+        costs.record_transfer(ACROSS, 1 << 20, 5.0)
+        costs.record_transfer(ACROSS, 1 << 30, 50.0)
+    for clock.now in fast_at:
+        costs.record_transfer(ACROSS, 1 << 20, 0.5)
+    return costs.estimate(MODEL, ACROSS, 1024, 1 << 20)
+
+
+@pytest.mark.parametrize(("transfer", "scatter"), [(5.0, 0.1), (0.1, 5.0)])
+def test_what_was_measured_long_ago_refuses_nobody(transfer: float, scatter: float) -> None:
+    """Who is refused measures nothing, so somebody has to be let through for the next measurement."""
+    clock = Clock()
+    costs = CostModel(LIMITS, clock=clock)
+    assert costs.estimate(MODEL, ACROSS, 1024, 1 << 20).fresh, "nothing is old of which nothing is known"
+    thrice(lambda: costs.record_prefill(MODEL, 1024, 2.0))
+    thrice(lambda: costs.record_transfer(ACROSS, 1 << 20, transfer))
+    thrice(lambda: costs.record_scatter(MODEL, 1 << 20, scatter))
+    clock.now = LIMITS.fresh_seconds
+    refused = costs.estimate(MODEL, ACROSS, 1024, 1 << 20)
+    assert judge(refused, 1024, CostPolicy()) is not None
+    clock.now += 1.0
+    later = costs.estimate(MODEL, ACROSS, 1024, 1 << 20)
+    assert later == replace(refused, fresh=False)
+    assert judge(later, 1024, CostPolicy()) is None
+    assert judge(later, 1, CostPolicy()) is None, "which is no reason to take it as never measured"
+
+
+def test_a_slow_hour_is_forgotten_by_the_second_fast_transfer_after_it() -> None:
+    """The first alone may be absurd; without the pause between they would have to be most of all that is kept."""
+    assert slow_then().handoff_seconds == 5.0
+    assert slow_then(61.0) == Estimate(prefill_seconds=2.0, handoff_seconds=5.0)
+    assert slow_then(61.0, 122.0).handoff_seconds == 0.5
+    assert slow_then(61.0, 62.0, 63.0).handoff_seconds == 0.5, "a few that are let through at once do, too"
+    assert slow_then(57.0, 58.0, 59.0).handoff_seconds == 5.0
+
+
+def test_no_more_is_remembered_of_when_than_of_what() -> None:
+    """A pair that is forgotten leaves nothing."""
+    costs = CostModel(LIMITS, clock=Clock())
+    for number in range(3 * LIMITS.pairs_max):
+        costs.record_transfer(("a", str(number)), 1, 1.0)
+    assert len(costs._transfer) == len(costs._transfer._reported_at) == LIMITS.pairs_max
 
 
 def test_on_one_host_the_scatter_counts_alone() -> None:
@@ -73,7 +136,7 @@ def test_each_model_and_each_direction_is_its_own() -> None:
 
 def test_the_key_used_least_recently_goes_first() -> None:
     """A full table forgets the model that was neither reported nor asked for the longest."""
-    costs = CostModel(LIMITS)
+    costs = CostModel(LIMITS, clock=Clock())
     first, second, third, fourth = (model_tag(name=name) for name in "1234")
     for model in (first, second, third):
         thrice(lambda model=model: costs.record_prefill(model, 1024, 1.0))  # type: ignore[misc]
@@ -92,7 +155,7 @@ def test_nothing_grows_beyond_its_limit_and_all_of_it_survives_a_restart(
     reports: list[tuple[int, int, int, float]],
 ) -> None:
     """Any number of models and pairs leaves at most the limits' many, and JSON brings back each in its order."""
-    costs = CostModel(LIMITS)
+    costs = CostModel(LIMITS, clock=Clock())
     for source, target, size, seconds in reports:
         costs.record_prefill(model_tag(name=str(source)), size, seconds)
         costs.record_scatter(model_tag(name=str(target)), size, seconds)
@@ -101,14 +164,16 @@ def test_nothing_grows_beyond_its_limit_and_all_of_it_survives_a_restart(
     assert len(stored["prefill"]) <= 3
     assert len(stored["scatter"]) <= 3
     assert len(stored["transfer"]) <= 4
-    assert CostModel.restore(json.loads(json.dumps(stored, allow_nan=False)), LIMITS).snapshot() == stored
+    assert (
+        CostModel.restore(json.loads(json.dumps(stored, allow_nan=False)), LIMITS, clock=Clock()).snapshot() == stored
+    )
 
 
 def test_of_a_snapshot_that_is_too_large_the_newest_is_kept() -> None:
     """Limits that were lowered hold for what is restored."""
     costs = measured_model()
     thrice(lambda: costs.record_prefill(OTHER, 1024, 3.0))
-    again = CostModel.restore(costs.snapshot(), CostLimits(models_max=1, pairs_max=1))
+    again = CostModel.restore(costs.snapshot(), CostLimits(models_max=1, pairs_max=1), clock=Clock())
     assert again.estimate(MODEL, ACROSS, 1024, 1 << 20).prefill_seconds is None
     assert again.estimate(OTHER, ACROSS, 1024, 1 << 20) == Estimate(prefill_seconds=3.0, handoff_seconds=0.5)
 
@@ -147,7 +212,7 @@ def test_a_damaged_entry_is_ignored_alone(entry: Any) -> None:
     stored = measured_model().snapshot()
     for table in ("prefill", "transfer", "scatter"):
         stored[table].append(entry)
-    assert CostModel.restore(stored, LIMITS).snapshot() == measured_model().snapshot()
+    assert CostModel.restore(stored, LIMITS, clock=Clock()).snapshot() == measured_model().snapshot()
 
 
 @pytest.mark.parametrize(
@@ -155,14 +220,14 @@ def test_a_damaged_entry_is_ignored_alone(entry: Any) -> None:
 )
 def test_a_snapshot_of_another_kind_restores_to_nothing(stored: object) -> None:
     """An older form is ignored rather than misread."""
-    assert repr(CostModel.restore(stored, LIMITS)) == (
+    assert repr(CostModel.restore(stored, LIMITS, clock=Clock())) == (
         "<CostModel of 0 models' prefill, 0 node pairs' transfer, 0 models' scatter>"
     )
 
 
 def test_a_damaged_table_leaves_the_others() -> None:
     """One table of the wrong shape does not take the rest with it."""
-    again = CostModel.restore(damaged(prefill={"model": 1}, scatter=None), LIMITS)
+    again = CostModel.restore(damaged(prefill={"model": 1}, scatter=None), LIMITS, clock=Clock())
     assert again.estimate(MODEL, ACROSS, 1024, 1 << 20) == Estimate(prefill_seconds=None, handoff_seconds=0.5)
 
 
@@ -183,14 +248,14 @@ json_values = st.recursive(
 def test_no_json_at_all_can_break_restoring(prefill: object, transfer: object, scatter: object) -> None:
     """Whatever was stored, a model comes back that works."""
     stored = {"version": 1, "prefill": prefill, "transfer": transfer, "scatter": scatter}
-    costs = CostModel.restore(stored, LIMITS)
+    costs = CostModel.restore(stored, LIMITS, clock=Clock())
     costs.estimate(MODEL, ACROSS, 1024, 1 << 20)
-    assert CostModel.restore(costs.snapshot(), LIMITS).snapshot() == costs.snapshot()
+    assert CostModel.restore(costs.snapshot(), LIMITS, clock=Clock()).snapshot() == costs.snapshot()
 
 
 def test_a_refused_report_names_its_field_and_makes_no_entry() -> None:
     """A stranger's nonsense takes no place from those who are measured."""
-    costs, before = CostModel(LIMITS), CostModel(LIMITS).snapshot()
+    costs, before = CostModel(LIMITS, clock=Clock()), CostModel(LIMITS, clock=Clock()).snapshot()
     refused: list[tuple[str, Callable[[], None]]] = [
         ("tokens", lambda: costs.record_prefill(MODEL, 0, 1.0)),
         ("seconds", lambda: costs.record_prefill(MODEL, 5, float("inf"))),
