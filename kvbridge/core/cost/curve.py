@@ -20,6 +20,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
@@ -31,8 +32,9 @@ RATES_MAX = 15
 """Newest reports that an octave keeps; odd, so that the median is one of them when it is full."""
 RATES_MIN = 3
 """Reports that make an octave measured: one absurd report among three is outvoted."""
-RATES_LATE = RATES_MIN - 1
-"""Old reports that an octave keeps when a late one comes: it is not believed alone, and the second like it is."""
+RATES_OLD = RATES_MIN - 1
+"""Reports that an octave keeps when none is fresh any more: it is not measured then, so that it corrects no other. The
+next report makes it so again and is not believed alone; the second like it is."""
 DOUBT = 2.0
 """Factor by which the rate of an octave may be wrong for one of its sizes."""
 SIZE_MAX = 1 << 50
@@ -74,9 +76,11 @@ class Knot:
 class CostCurve:
     """Reports of sizes and seconds, and what follows for other sizes. Bounded in memory whatever is reported."""
 
-    def __init__(self) -> None:
-        """Start without any report."""
+    def __init__(self, *, fresh_seconds: float = math.inf) -> None:
+        """Start without any report; one is fresh for so long."""
+        self._fresh_seconds = fresh_seconds
         self._octaves: dict[int, deque[float]] = {}  # by number: the newest rates, the oldest first
+        self._reported_at: dict[int, float] = {}  # by octave: when the newest came
         self._low: list[Knot] = []
         self._high: list[Knot] = []
 
@@ -85,19 +89,18 @@ class CostCurve:
         reports = sum(map(len, self._octaves.values()))
         return f"<CostCurve of {len(self._low)} measured octaves, {reports} reports kept>"
 
-    def record(self, size: int, seconds: float, *, size_field: str, is_late: bool = False) -> None:
-        """Take one report; one that `is_late` comes so long after the others that they hardly count any more.
+    def record(self, size: int, seconds: float, *, size_field: str, now: float = 0.0) -> None:
+        """Take one report, at `now`; an octave that had no fresh one any more keeps `RATES_OLD` of what it had.
 
         Raises:
             InvalidFieldError: `size_field` or `seconds` is not a positive, finite number within bounds.
         """
         require_count(size_field, size, least=1, most=SIZE_MAX)
         require_number("seconds", seconds, least=SECONDS_MIN, most=SECONDS_MAX)
-        if is_late:
-            self._octaves = {
-                octave: deque(list(rates)[-RATES_LATE:], RATES_MAX) for octave, rates in self._octaves.items()
-            }
-        self._extend(size.bit_length() - 1, [seconds / size])
+        octave = size.bit_length() - 1
+        self._fade(now)
+        self._extend(octave, [seconds / size])
+        self._reported_at[octave] = now
         self._rebuild()
 
     def at_least(self, size: int) -> float | None:
@@ -129,12 +132,16 @@ class CostCurve:
         return {str(octave): list(rates) for octave, rates in sorted(self._octaves.items())}
 
     @classmethod
-    def restore(cls, stored: object) -> CostCurve:
-        """Return the curve of a snapshot; whatever does not fit is ignored, for it comes from outside."""
-        curve = cls()
+    def restore(cls, stored: object, *, now: float = 0.0, fresh_seconds: float = math.inf) -> CostCurve:
+        """Return the curve of a snapshot, as if all of it was reported `now`.
+
+        Whatever does not fit is ignored, for it comes from outside.
+        """
+        curve = cls(fresh_seconds=fresh_seconds)
         if isinstance(stored, dict):
             for octave in range(OCTAVE_MAX + 1):
                 curve._extend(octave, _rates_of(stored.get(str(octave))))
+            curve._reported_at = dict.fromkeys(curve._octaves, now)
             curve._rebuild()
         return curve
 
@@ -142,6 +149,12 @@ class CostCurve:
     def empty(self) -> bool:
         """Tell whether there is no report at all."""
         return not self._octaves
+
+    def _fade(self, now: float) -> None:
+        for octave, reported_at in self._reported_at.items():
+            rates = self._octaves[octave]
+            while len(rates) > RATES_OLD and now - reported_at > self._fresh_seconds:
+                rates.popleft()
 
     def _extend(self, octave: int, rates: list[float]) -> None:
         if rates:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias, TypeGuard, TypeVar
 
-from kvbridge.core.cost.curve import CostCurve
 from kvbridge.core.cost.table import CurveTable
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.tags import ModelTag
@@ -157,9 +156,9 @@ class CostModel:
 
 def _refill(table: CurveTable[K], entries: object, entries_max: int, key_of: Callable[[Any], K | None]) -> None:
     for entry in _dicts(entries, entries_max):
-        key, curve = key_of(entry), CostCurve.restore(entry.get("octaves"))
-        if key is not None and not curve.empty:
-            table.put(key, curve)
+        key = key_of(entry)
+        if key is not None:
+            table.restore(key, entry.get("octaves"))
 
 
 def _dicts(entries: object, entries_max: int) -> Iterator[dict[Any, Any]]:

@@ -51,16 +51,20 @@ class CurveTable(Generic[K]):
     def record(self, key: K, size: int, seconds: float, *, size_field: str) -> None:
         """Add a report to the curve of `key`, which is made if need be; a refused report leaves the table as it was.
 
-        Of a curve that was not fresh any more only so much stays that one report is not believed alone.
-
         Raises:
             InvalidFieldError: a figure is out of bounds.
         """
-        curve = self._curves.get(key) or CostCurve()
-        curve.record(size, seconds, size_field=size_field, is_late=not self.is_fresh(key))
-        self.put(key, curve)
+        curve = self._curves.get(key) or CostCurve(fresh_seconds=self._fresh_seconds)
+        curve.record(size, seconds, size_field=size_field, now=self._clock())
+        self._put(key, curve)
 
-    def put(self, key: K, curve: CostCurve) -> None:
+    def restore(self, key: K, stored: object) -> None:
+        """Set the curve of `key` to that of a snapshot, unless that is empty."""
+        curve = CostCurve.restore(stored, now=self._clock(), fresh_seconds=self._fresh_seconds)
+        if not curve.empty:
+            self._put(key, curve)
+
+    def _put(self, key: K, curve: CostCurve) -> None:
         """Set the curve of `key` as the one used last, and forget another if that is one too many."""
         self._curves[key] = curve
         self._curves.move_to_end(key)

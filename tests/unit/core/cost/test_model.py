@@ -104,6 +104,21 @@ def test_a_slow_hour_is_forgotten_by_the_second_fast_transfer_after_it() -> None
     assert slow_then(57.0, 58.0, 59.0).handoff_seconds == 5.0
 
 
+@pytest.mark.parametrize("every_seconds", [1.0, 100.0])
+def test_what_broke_off_does_not_weigh_on_whole_transfers_for_ever(every_seconds: float) -> None:
+    """Few bytes that took long raise, for a while, what many are expected to take: time does not fall with size."""
+    clock = Clock()
+    costs = CostModel(LIMITS, clock=clock)
+    thrice(lambda: costs.record_transfer(ACROSS, 1 << 30, 0.1))
+    assert costs.transfer_seconds(ACROSS, 1 << 30) == pytest.approx(0.1)
+    thrice(lambda: costs.record_transfer(ACROSS, 1 << 20, 3.0))
+    assert costs.transfer_seconds(ACROSS, 1 << 30) == pytest.approx(3.0, rel=0.5)
+    while clock.now <= LIMITS.fresh_seconds:
+        clock.now += every_seconds
+        costs.record_transfer(ACROSS, 1 << 30, 0.1)
+    assert costs.transfer_seconds(ACROSS, 1 << 30) == pytest.approx(0.1)
+
+
 def test_no_more_is_remembered_of_when_than_of_what() -> None:
     """A pair that is forgotten leaves nothing."""
     costs = CostModel(LIMITS, clock=Clock())
