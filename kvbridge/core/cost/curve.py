@@ -16,6 +16,8 @@
    which is doubted by the factor of two, and so more slowly than in proportion; after a single octave it does not
    grow, for its cost may all be fixed. `at_most`, for what a handoff costs, is the mirror image for
    `fixed + a * size`: towards larger sizes it grows in proportion, towards smaller ones it does not shrink.
+4. **Age.** Whoever is refused reports nothing, so what was slow once must not refuse for ever. An octave without a
+   fresh report keeps too few to count as measured; where nothing at all is fresh, `Estimate.fresh` says so.
 """
 
 from __future__ import annotations
