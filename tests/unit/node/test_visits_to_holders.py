@@ -42,6 +42,11 @@ class Trio:
         for _ in range(RATES_MIN):
             self.node.bridge.costs.record_pull(node_id, NBYTES, seconds)
 
+    def forget(self, *node_ids: str) -> None:
+        """Let it have measured nothing of these."""
+        for node_id in node_ids:
+            del self.node.bridge.costs._pulls._transfer._curves[node_id, "here"]
+
     async def acquire(self, *, deadline_seconds: float | None = None) -> Leased | Fallback:
         """Ask for the payload."""
         [answer] = await self.node.acquire(deadline_seconds=deadline_seconds)
@@ -122,7 +127,7 @@ def test_while_nothing_is_measured_the_owner_is_asked() -> None:
     """Nobody goes elsewhere by guess; a holder that was not measured is tried where the owner is slow."""
 
     async def scene(trio: Trio) -> None:
-        trio.node.bridge.costs._pulled_at.clear()
+        trio.forget("owner", "holder")
         await trio.take()
         assert trio.counts == (1, 0)
 
@@ -133,7 +138,7 @@ def test_a_holder_that_is_not_measured_is_tried_where_the_owner_is_slow() -> Non
     """Its first bytes say how fast it is."""
 
     async def scene(trio: Trio) -> None:
-        del trio.node.bridge.costs._pulled_at["holder"]
+        trio.forget("holder")
         await trio.take()
         assert trio.counts == (0, 1)
 
