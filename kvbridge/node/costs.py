@@ -120,7 +120,7 @@ class CostKeeper:
         pair = (source, self._node_id)
         seconds = self._pulls.transfer_seconds(pair, nbytes)
         handoff_seconds = None if seconds is None else seconds + (here.handoff_seconds or 0.0)
-        fresh = here.fresh and self._pulls.transfer_is_fresh(pair)
+        fresh = here.fresh and self._pulls.transfer_is_fresh(pair, nbytes)
         return Estimate(prefill_seconds=here.prefill_seconds, handoff_seconds=handoff_seconds, fresh=fresh)
 
     def _pair(self, *, attached: bool) -> tuple[str, str]:
@@ -133,7 +133,7 @@ class CostKeeper:
     def measured_pull_seconds(self, source: str, nbytes: int) -> float | None:
         """Return how long bytes of another node would take, or None if that was not measured lately."""
         pair = (source, self._node_id)
-        return self._pulls.transfer_seconds(pair, nbytes) if self._pulls.transfer_is_fresh(pair) else None
+        return self._pulls.transfer_seconds(pair, nbytes) if self._pulls.transfer_is_fresh(pair, nbytes) else None
 
 
 @lru_cache(maxsize=_POLICIES_MAX)

@@ -17,7 +17,8 @@
    grow, for its cost may all be fixed. `at_most`, for what a handoff costs, is the mirror image for
    `fixed + a * size`: towards larger sizes it grows in proportion, towards smaller ones it does not shrink.
 4. **Age.** Whoever is refused reports nothing, so what was slow once must not refuse for ever. An octave without a
-   fresh report keeps too few to count as measured; where nothing at all is fresh, `Estimate.fresh` says so.
+   fresh report keeps too few to count as measured. What others say of its sizes is a guess that nobody would correct,
+   so `is_fresh` says whether there are fresh reports of a size itself.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class CostCurve:
         """
         require_count(size_field, size, least=1, most=SIZE_MAX)
         require_number("seconds", seconds, least=SECONDS_MIN, most=SECONDS_MAX)
-        octave = size.bit_length() - 1
+        octave = _octave_of(size)
         self._fade(now)
         self._extend(octave, [seconds / size])
         self._reported_at[octave] = now
@@ -128,6 +129,11 @@ class CostCurve:
         if above == 0:
             return self._high[0].rate * max(size, self._high[0].size_min)
         return _between(self._high[above - 1], self._high[above], size)
+
+    def is_fresh(self, size: int, *, now: float) -> bool:
+        """Tell whether the octave of `size` has a fresh report; if it never had one, whether all others have."""
+        reported_at = self._reported_at.get(_octave_of(size), min(self._reported_at.values(), default=now))
+        return now - reported_at <= self._fresh_seconds
 
     def snapshot(self) -> dict[str, list[float]]:
         """Return the rates kept by octave, as plain data."""
@@ -172,6 +178,10 @@ class CostCurve:
             for octave, rates in sorted(self._octaves.items())
             if len(rates) >= RATES_MIN
         ]
+
+
+def _octave_of(size: int) -> int:
+    return size.bit_length() - 1
 
 
 def _median(rates: Iterable[float], *, upper: bool) -> float:

@@ -55,7 +55,7 @@ class Estimate:
     handoff_seconds: float | None
     """Seconds of transfer and scatter, rather too many than too few; None if the transfer is not measured."""
     fresh: bool = True
-    """Whether all of that was measured lately. What was not refuses nobody: whoever is refused measures nothing."""
+    """Whether its size was measured lately. What was not refuses nobody: whoever is refused measures nothing."""
 
     @property
     def measured(self) -> bool:
@@ -114,7 +114,7 @@ class CostModel:
         return Estimate(
             prefill_seconds=None if prefill is None else prefill.at_least(tokens),
             handoff_seconds=self._handoff_seconds(model, pair, nbytes),
-            fresh=self._transfer.is_fresh(pair) and self._scatter.is_fresh(model),
+            fresh=self._transfer.is_fresh(pair, nbytes) and self._scatter.is_fresh(model, nbytes),
         )
 
     def transfer_seconds(self, pair: NodePair, nbytes: int) -> float | None:
@@ -122,9 +122,9 @@ class CostModel:
         transfer = self._transfer.find(pair)
         return None if transfer is None else transfer.at_most(nbytes)
 
-    def transfer_is_fresh(self, pair: NodePair) -> bool:
-        """Tell whether a transfer between two nodes was reported lately, or never."""
-        return self._transfer.is_fresh(pair)
+    def transfer_is_fresh(self, pair: NodePair, nbytes: int) -> bool:
+        """Tell whether transfers of this size between two nodes were reported lately, or nothing ever was."""
+        return self._transfer.is_fresh(pair, nbytes)
 
     def snapshot(self) -> CostSnapshot:
         """Return everything as plain data, good for JSON; the entries used least recently come first."""

@@ -16,13 +16,12 @@ class CurveTable(Generic[K]):
     """Curves by key."""
 
     def __init__(self, keys_max: int, *, clock: Callable[[], float], fresh_seconds: float = math.inf) -> None:
-        """Start empty, with room for `keys_max` keys, a positive number; a curve is fresh so long after a report."""
+        """Start empty, with room for `keys_max` keys, a positive number; a report is fresh for so long."""
         assert keys_max > 0, keys_max
         self._keys_max = keys_max
         self._clock = clock
         self._fresh_seconds = fresh_seconds
         self._curves: OrderedDict[K, CostCurve] = OrderedDict()  # the one used least recently first
-        self._reported_at: dict[K, float] = {}
 
     def __repr__(self) -> str:
         """Show how full the table is."""
@@ -43,10 +42,10 @@ class CurveTable(Generic[K]):
             self._curves.move_to_end(key)
         return curve
 
-    def is_fresh(self, key: K) -> bool:
-        """Tell whether the newest report on `key` is fresh; what nobody reported on is."""
-        reported_at = self._reported_at.get(key)
-        return reported_at is None or self._clock() - reported_at <= self._fresh_seconds
+    def is_fresh(self, key: K, size: int) -> bool:
+        """Tell whether reports on `key` are fresh where they matter for `size`; what nobody reported on is."""
+        curve = self._curves.get(key)
+        return curve is None or curve.is_fresh(size, now=self._clock())
 
     def record(self, key: K, size: int, seconds: float, *, size_field: str) -> None:
         """Add a report to the curve of `key`, which is made if need be; a refused report leaves the table as it was.
@@ -68,7 +67,5 @@ class CurveTable(Generic[K]):
         """Set the curve of `key` as the one used last, and forget another if that is one too many."""
         self._curves[key] = curve
         self._curves.move_to_end(key)
-        self._reported_at[key] = self._clock()
         if len(self._curves) > self._keys_max:
-            forgotten, _ = self._curves.popitem(last=False)
-            del self._reported_at[forgotten]
+            self._curves.popitem(last=False)

@@ -119,12 +119,18 @@ def test_what_broke_off_does_not_weigh_on_whole_transfers_for_ever(every_seconds
     assert costs.transfer_seconds(ACROSS, 1 << 30) == pytest.approx(0.1)
 
 
-def test_no_more_is_remembered_of_when_than_of_what() -> None:
-    """A pair that is forgotten leaves nothing."""
-    costs = CostModel(LIMITS, clock=Clock())
-    for number in range(3 * LIMITS.pairs_max):
-        costs.record_transfer(("a", str(number)), 1, 1.0)
-    assert len(costs._transfer) == len(costs._transfer._reported_at) == LIMITS.pairs_max
+@pytest.mark.parametrize("large", [1 << 30, 1 << 29])
+def test_small_transfers_do_not_refuse_large_ones_for_ever(large: int) -> None:
+    """Few bytes are slow for their size, so they say nothing against many while nobody moves many."""
+    clock = Clock()
+    costs = CostModel(LIMITS, clock=clock)
+    thrice(lambda: costs.record_prefill(MODEL, 1024, 2.0))
+    thrice(lambda: costs.record_transfer(ACROSS, 1 << 30, 0.1))
+    for clock.now in range(0, 200, 10):
+        costs.record_transfer(ACROSS, 1 << 16, 0.001)
+        assert judge(costs.estimate(MODEL, ACROSS, 1024, large), 1024, CostPolicy()) is None
+    assert not costs.transfer_is_fresh(ACROSS, large)
+    assert costs.transfer_is_fresh(ACROSS, 1 << 16)
 
 
 def test_on_one_host_the_scatter_counts_alone() -> None:
