@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from grpc.experimental import ChannelOptions
@@ -11,6 +11,7 @@ from grpc.experimental import ChannelOptions
 from kvbridge.client.deadlines import Deadline
 from kvbridge.client.failures import CallFailedError, failure_of
 from kvbridge.client.security import ChannelSecurity
+from kvbridge.client.streams import break_off, read_end
 from kvbridge.core.access.fields import CLIENT_FIELD
 from kvbridge.v1 import handoff_service_pb2 as pb
 from kvbridge.v1.catalog_service_pb2_grpc import CatalogServiceStub
@@ -112,4 +113,5 @@ class Rpc:
         except grpc.RpcError as error:
             raise self.failure(error) from error
         finally:
-            cast("Any", messages).cancel()
+            break_off(messages)
+            read_end(messages)

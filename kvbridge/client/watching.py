@@ -21,6 +21,7 @@ from kvbridge.client.deadlines import Deadline
 from kvbridge.client.errors import BridgeForkedError
 from kvbridge.client.failures import CallFailedError, failure_of
 from kvbridge.client.forking import pause_at_forks
+from kvbridge.client.streams import break_off, read_end
 from kvbridge.core.errors import InvalidFieldError
 from kvbridge.core.events import Event, EventsLost
 from kvbridge.v1 import handoff_service_pb2 as pb
@@ -52,6 +53,7 @@ class Watch:
         self._changed = threading.Condition()
         self._is_inside = self._is_paused = False
         self._call: Any = None
+        self._ending: Any = None  # a stream that was broken off while its reader was inside
         self._client = ""
         self._sequence = 0
         self._pause_seconds = 0.0
@@ -124,6 +126,9 @@ class Watch:
             yield
         finally:
             with self._changed:
+                ending, self._ending = self._ending, None
+                if ending is not None:
+                    read_end(ending)
                 self._is_inside = False
                 self._changed.notify_all()
 
@@ -200,6 +205,12 @@ class Watch:
             session.close()
 
     def _end_stream(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
+        with self._changed:
+            call, self._call = self._call, None
+            if call is None:
+                return
+            break_off(call)
+            if self._is_inside:
+                self._ending = call
+            else:
+                read_end(call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -214,6 +214,34 @@ def test_children_live_beside_a_watch(bridge: Bridge, bridge_process: BridgeProc
         assert [in_child(work) for _ in range(20)] == [0] * 20
         quarantine(bridge, "beside")
         assert isinstance(listener.next(), PayloadQuarantined)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("is_awaited", [False, True])
+@pytest.mark.parametrize("break_off", [lambda _: in_child(lambda: None), Watch.close], ids=["fork", "close"])
+def test_nothing_stays_of_a_stream_that_was_broken_off(
+    bridge: Bridge, break_off: Callable[[Watch], object], *, is_awaited: bool
+) -> None:
+    """Whether or not somebody waits for its next event."""
+    contents = Contents()
+    with bridge.watch() as watch:
+        readers = [threading.Thread(target=next, args=(watch, None), daemon=True) for _ in range(2)]
+        readers[0].start()
+        wait_for(lambda: watch.is_open)
+        contents.publish(bridge, "broken off")
+        contents.acquire(bridge, "broken off")
+        quarantine(bridge, "broken off")
+        readers[0].join(EVENT_SECONDS_MAX)
+        stream = watch._call
+        assert stream._state.due
+        if is_awaited:
+            readers[1].start()
+            wait_for(lambda: watch._is_inside)
+        break_off(watch)
+        wait_for(lambda: not stream._state.due)
+    if is_awaited:
+        readers[1].join(EVENT_SECONDS_MAX)
+    assert not any(reader.is_alive() for reader in readers)
 
 
 def test_quarantines_are_imposed_listed_and_lifted(bridge: Bridge) -> None:
