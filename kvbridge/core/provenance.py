@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvbridge.core.descriptor import PayloadReference
@@ -229,13 +229,21 @@ class Provenance:
             self._pinned[reference] = origin
             self._forget_unpinned(origin)
 
-    def mark(self, reference: PayloadReference, mark: Mark) -> None:
-        """Mark a payload, remembered or not, unless the same quarantine has marked it already."""
+    def mark(self, reference: PayloadReference, mark: Mark, *, in_force: Container[str]) -> None:
+        """Mark a payload, remembered or not, unless the same quarantine has marked it already.
+
+        Marks of quarantines that are not `in_force` go: people may impose one after another without end, and one mark
+        is as good as many to refuse it.
+        """
+        assert mark.quarantine_id in in_force, mark
         origin = self._origins.get(reference)
         if origin is not None:
             origin.marks.setdefault(mark.quarantine_id, mark)
         else:
             self._remember_marks(reference, {mark.quarantine_id: mark})
+        marks = self.marks(reference)
+        for lifted in [name for name in marks if name not in in_force]:
+            del marks[lifted]
 
     # What is known
 

@@ -167,7 +167,7 @@ class Quarantines:
         )
         if self._in_force:
             for mark in self._marks(origin):
-                self.provenance.mark(reference, mark)
+                self.provenance.mark(reference, mark, in_force=self._in_force)
 
     def impose(self, quarantine: Quarantine) -> tuple[Touched, ...]:
         """Put a quarantine into force and return what it touches, as `touched` does.
@@ -188,7 +188,7 @@ class Quarantines:
             self._on_models.add(quarantine, target.fits)
         marks = self._walk(quarantine)
         for reference, mark in marks.items():
-            self.provenance.mark(reference, mark)
+            self.provenance.mark(reference, mark, in_force=self._in_force)
         return _touched(marks)
 
     def lift(self, quarantine_id: str) -> bool:

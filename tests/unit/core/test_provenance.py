@@ -166,12 +166,12 @@ def test_marks_outlive_the_record() -> None:
     record = Record(payloads_max=1)
     mark = Mark(quarantine_id="q", root=ref("a"), words="w")
     record.publish("a")
-    record.provenance.mark(ref("a"), mark)
+    record.provenance.mark(ref("a"), mark, in_force={"q"})
     record.end("a")
     record.wait(WINDOW)
     assert not record.knows("a")
     assert record.provenance.marks(ref("a")) == {"q": mark}
-    record.provenance.mark(ref("never published"), mark)
+    record.provenance.mark(ref("never published"), mark, in_force={"q"})
     assert record.provenance.marks(ref("a")) == {}
     assert record.provenance.marks(ref("never published")) == {"q": mark}
 

@@ -166,6 +166,21 @@ def test_an_aligner_touches_what_went_through_it() -> None:
     assert desk.quarantines.receipts(quarantine) == [(ref("raw"), words, receipt)]
 
 
+def test_any_number_of_quarantines_one_after_another_leaves_one_mark() -> None:
+    """Payloads stay refused, by the newest reason; and those that are forgotten do, too."""
+    desk = Desk()
+    desk.publish("a", model=BAD)
+    on_another = ref("elsewhere")
+    for number in range(5):
+        desk.impose(ON_BAD, f"model {number}", f"reason {number}")
+        desk.impose(on_another, f"payload {number}", f"reason {number}")
+        desk.quarantines.lift(f"model {number}")
+        desk.quarantines.lift(f"payload {number}")
+    for key in ("a", "elsewhere"):
+        assert len(desk.quarantines.provenance.marks(ref(key))) == 1
+        assert "quarantined: reason 4" in str(desk.problem(key))
+
+
 def test_lifting_ends_a_quarantine_for_what_comes_later_alone() -> None:
     """What was touched stays refused, for its tensors are gone."""
     desk = Desk()
