@@ -230,7 +230,7 @@ class QuarantineKeeper:
         new = Quarantine(quarantine_id=secrets.token_hex(_ID_BYTES), target=target, why=why, since=time.time())
         book = self._books[client.tenant]
         before = book.on(target)
-        known = next((one for one in before if why in {"", one.why}), None)
+        known = before[0] if before and why in {"", before[0].why} else None
         if dry_run:
             return self._report(client.tenant, known or new, book.touched(known or new))
         if known is None:  # Nobody publishes anything in between.

@@ -122,6 +122,21 @@ async def test_another_reason_for_a_quarantine_holds_on_all_nodes() -> None:
         assert first.cluster.orders.digest == second.cluster.orders.digest == third.cluster.orders.digest
 
 
+async def test_the_reason_of_whoever_speaks_last_holds_if_nodes_had_several() -> None:
+    """Even if one of them, which is not the newest, has it already."""
+    async with running_two() as (first, second):
+        quarantines = [node.containment.quarantines for node in (first, second)]
+        for keeper, why in zip(quarantines, ("odd answers", "wrong branch"), strict=True):
+            await keeper.quarantine(CLIENT, BAD, why=why, dry_run=False)
+        meet(first, second)
+        older = second.containment.quarantines.in_force(CLIENT)[-1]
+        await quarantines[1].quarantine(CLIENT, BAD, why=older.why, dry_run=False)
+        meet(first, second)
+        for keeper in quarantines:
+            [left] = keeper.in_force(CLIENT)
+            assert left.why == older.why
+
+
 async def test_a_quarantine_whose_new_reason_nobody_can_be_told_of_stays() -> None:
     """Everything is text here; elsewhere the reason before holds."""
     async with running_two() as (first, second):
