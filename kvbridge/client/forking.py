@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import suppress
 from functools import cache
 from typing import Protocol
 
@@ -29,41 +30,46 @@ class Pausable(Protocol):
         """Go on."""
 
 
-def pause_at_forks(pausable: Pausable) -> None:
-    """Pause it whenever this process forks, for as long as it is there."""
-    _register()
-    with _forking:
-        _open.add(pausable)
+class _Pausables:
+    """Those of this process."""
 
+    def __init__(self) -> None:
+        self._open: weakref.WeakSet[Pausable] = weakref.WeakSet()
+        self._paused: list[Pausable] = []
+        self._forking = threading.RLock()  # held by the thread that forks
 
-_open: weakref.WeakSet[Pausable] = weakref.WeakSet()
-_paused: list[Pausable] = []
-_forking = threading.RLock()
-"""Held by the thread that forks."""
+    def add(self, pausable: Pausable) -> None:
+        with self._forking:
+            self._open.add(pausable)
+
+    def pause(self) -> None:
+        self._forking.acquire()
+        ends_at = time.monotonic() + PAUSE_SECONDS_MAX
+        self._paused.extend(self._open)
+        for pausable in self._paused:
+            pausable.pause(max(ends_at - time.monotonic(), 0.0))
+
+    def resume(self) -> None:
+        for pausable in self._paused:
+            pausable.resume()
+        self._paused.clear()
+        with suppress(RuntimeError):  # This was arranged after the fork had begun, and nothing was paused for it.
+            self._forking.release()
+
+    def forget(self) -> None:
+        self._paused.clear()
+        self._open.clear()
+        self._forking = threading.RLock()  # The parent's may be held by a thread that is not here.
 
 
 @cache
-def _register() -> None:
+def _pausables() -> _Pausables:
     """Arrange it once in a process, and not on import."""
-    os.register_at_fork(before=_pause_all, after_in_parent=_resume_all, after_in_child=_forget_all)
+    pausables = _Pausables()
+    os.register_at_fork(before=pausables.pause, after_in_parent=pausables.resume, after_in_child=pausables.forget)
+    return pausables
 
 
-def _pause_all() -> None:
-    _forking.acquire()
-    ends_at = time.monotonic() + PAUSE_SECONDS_MAX
-    _paused.extend(_open)
-    for pausable in _paused:
-        pausable.pause(max(ends_at - time.monotonic(), 0.0))
-
-
-def _resume_all() -> None:
-    for pausable in _paused:
-        pausable.resume()
-    _paused.clear()
-    _forking.release()
-
-
-def _forget_all() -> None:
-    _paused.clear()
-    _open.clear()
-    _forking.release()
+def pause_at_forks(pausable: Pausable) -> None:
+    """Pause it whenever this process forks, for as long as it is there."""
+    _pausables().add(pausable)

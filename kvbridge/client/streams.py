@@ -16,7 +16,10 @@ import grpc
 def break_off(stream: Any) -> None:
     """Have a stream end, from any thread; whoever reads it has to read its end."""
     code, _ = grpc.StatusCode.CANCELLED.value
-    stream._call.cancel(code, "broken off here")  # noqa: SLF001 - nothing public leaves the events to be read
+    try:
+        stream._call.cancel(code, "broken off here")  # noqa: SLF001 - nothing public leaves the events to be read
+    except (AttributeError, TypeError):  # Another release of gRPC: rather some memory than a stream that goes on.
+        stream.cancel()
 
 
 def read_end(stream: Any) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from kvbridge.client.forking import PAUSE_SECONDS_MAX, pause_at_forks
+from kvbridge.client.forking import PAUSE_SECONDS_MAX, _Pausables, pause_at_forks
 from tests.forks import in_child
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -52,6 +54,24 @@ def test_a_child_may_have_streams_of_its_own() -> None:
         assert own.asked == ["pause", "resume"]
 
     assert in_child(child) == 0
+
+
+def test_a_child_needs_nothing_of_its_parents_other_threads() -> None:
+    """One that held the lock when the process forked, or forked when nothing was arranged yet, lets nobody wait."""
+    pausables = _Pausables()
+
+    def child() -> None:
+        pausables.forget()
+        pausables.add(Stream())
+        pausables.pause()
+        pausables.resume()
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(pausables.pause).result()
+        assert in_child(child) == 0
+        other.submit(pausables.resume).result()
+    pausables.resume()
+    pausables.add(Stream())
 
 
 def test_what_is_gone_is_not_paused() -> None:

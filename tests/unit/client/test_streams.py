@@ -109,3 +109,19 @@ def test_nothing_stays_of_a_download_that_nobody_reads_to_its_end(monkeypatch: p
             next(messages)
         assert len(streams) == 2
         assert all(is_freed(stream) for stream in streams)
+
+
+def test_another_release_of_grpc_still_ends_its_streams() -> None:
+    """What is not public may be gone; then `cancel` is left."""
+
+    class Stream:
+        def __init__(self, **attributes: Any) -> None:
+            self.cancelled = 0
+            self.__dict__.update(attributes)
+
+        def cancel(self) -> None:
+            self.cancelled += 1
+
+    for stream in (Stream(), Stream(_call=object())):
+        break_off(stream)
+        assert stream.cancelled == 1
