@@ -112,8 +112,7 @@ def publish(
         hold=hold,
         linger_seconds=0.0,
     ) as publication:
-        for layer, (keys, values) in enumerate(tensors.layers):
-            publication.write(layer, keys, values)
+        publication.write_layers(dict(enumerate(tensors.layers)))
     if not publication.published:
         raise RuntimeError(f"the bridge did not take {key}: {publication.reason}: {publication.detail}")
     return publication

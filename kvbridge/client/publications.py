@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -126,6 +126,15 @@ class Publication:
         with self._writer() as writer:
             if writer is not None:
                 writer.write(layer, k, v)
+
+    def write_layers(self, layers: Mapping[int, tuple[object, object]]) -> None:
+        """Copy `{layer: (k, v)}` straight into the slot, all at once, which is faster than one `write` for each.
+
+        Nothing is copied unless all of them are right. Errors as for `write`.
+        """
+        with self._writer() as writer:
+            if writer is not None:
+                writer.write_layers(layers)
 
     def write_paged(
         self,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from kvbridge.client.copying import copy_layer
+from kvbridge.client.copying import copy_all
 from kvbridge.client.digests import LayerDigest, digest_layer
 from kvbridge.client.errors import UnknownLayerError
 from kvbridge.client.forms import Form
@@ -70,13 +70,25 @@ class SlotWriter:
             ArgumentTypeError: one is no tensor or array, or of another dtype.
             ShapeMismatchError: one does not have the layer's shape.
         """
-        places = [(region, self._form(region)) for region in self._regions_of(layer)]
-        for value, field, (region, form) in zip((k, v), ("k", "v"), places, strict=True):
-            check_source(value, field, region, form)
-        self._forget(layer)
-        digest = self._new_digest()
-        copy_layer([source_of(value, self.buffer, *place) for value, place in zip((k, v), places, strict=True)], digest)
-        self._note(layer, digest)
+        self.write_layers({layer: (k, v)})
+
+    def write_layers(self, layers: Mapping[int, tuple[object, object]]) -> None:
+        """Check K and V of several layers and copy all of them; errors as for `write`, before anything is copied."""
+        forms = {layer: [(region, self._form(region)) for region in self._regions_of(layer)] for layer in layers}
+        for layer, pair in layers.items():
+            for value, field, place in zip(pair, ("k", "v"), forms[layer], strict=True):
+                check_source(value, field, *place)
+        for layer in layers:
+            self._forget(layer)
+        digests = {layer: self._new_digest() for layer in layers}
+        sources = [
+            source_of(value, self.buffer, *place, digest=digests[layer])
+            for layer, pair in layers.items()
+            for value, place in zip(pair, forms[layer], strict=True)
+        ]
+        copy_all(sources)
+        for layer, digest in digests.items():
+            self._note(layer, digest)
 
     def write_paged(self, layer: int, kv_blocks: KvBlocks, paging: Paging, *, kv_axis: int | None) -> None:
         """Gather K and V out of their blocks; errors as for `write`."""

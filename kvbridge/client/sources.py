@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 import numpy as np
 
 from kvbridge.client.blocks import Block
+from kvbridge.client.digests import LayerDigest
 from kvbridge.client.errors import ArgumentTypeError, DtypeMismatchError, ShapeMismatchError
 from kvbridge.client.forms import Form
 from kvbridge.client.views import NumpyArray, torch_dtype, torch_in_memory_order
@@ -53,28 +54,42 @@ def check_source(value: object, field: str, region: Region, form: Form) -> None:
         raise _wrong_shape(shape, field, region, form)
 
 
-def source_of(value: object, buffer: CharArray, region: Region, form: Form) -> Source:
-    """Return how to copy a checked source, of any strides and from any device, into `region`."""
+def source_of(
+    value: object, buffer: CharArray, region: Region, form: Form, *, digest: LayerDigest | None = None
+) -> Source:
+    """Return how to copy a checked source, of any strides and from any device, into `region`, and what digests it."""
     if is_tensor(value):
         tensor = value.detach()
         if not _readable(value):
             place = torch_in_memory_order(buffer, region, form.tokens)
-            return Source(_copy_by_torch, _in_three_dimensions(tensor), place, region.offset_bytes, form.whole)
+            return Source(
+                _copy_by_torch, _in_three_dimensions(tensor), place, region.offset_bytes, form.whole, digest=digest
+            )
         array: NumpyArray = _integers(tensor).numpy()
     else:
         array = np.asarray(value)
     array = _in_three_dimensions(array).view(form.word)
     target = form.array(buffer, region.offset_bytes)
-    return Source(*_by_numpy(array, target), region.offset_bytes, form.blocks)
+    return Source(*_by_numpy(array, target), region.offset_bytes, form.blocks, digest=digest)
 
 
 class Source:
     """A checked source on its way into its region, block by block."""
 
-    __slots__ = ("_copy", "_target", "_value", "blocks", "offset_bytes")
+    __slots__ = ("_copy", "_digest", "_target", "_value", "blocks", "offset_bytes")
 
-    def __init__(self, copy: _Copy, value: Any, target: Any, offset_bytes: int, blocks: tuple[Block, ...]) -> None:
+    def __init__(
+        self,
+        copy: _Copy,
+        value: Any,
+        target: Any,
+        offset_bytes: int,
+        blocks: tuple[Block, ...],
+        *,
+        digest: LayerDigest | None = None,
+    ) -> None:
         """Copy `value` to `target`, which have one shape; the region starts at `offset_bytes`."""
+        self._digest = digest
         self._copy = copy
         self._value = value
         self._target = target
@@ -95,6 +110,11 @@ class Source:
     def copy(self, block: Block) -> None:
         """Copy one block."""
         self._copy(self._value[block.index], self._target[block.index])
+
+    def digest(self, block: Block) -> None:
+        """Take a copied block into the layer's digest, if there is one; all of a layer in canonical order."""
+        if self._digest is not None:
+            self._digest.add(block.places, offset_bytes=self.offset_bytes)
 
 
 _Copy: TypeAlias = Callable[[Any, Any], object]

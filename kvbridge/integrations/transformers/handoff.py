@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvbridge.client.bridge import Bridge
 from kvbridge.client.handoffs import Handoff
@@ -21,7 +21,10 @@ from kvbridge.integrations.transformers.cache import (
     build_cache,
 )
 from kvbridge.integrations.transformers.errors import CacheMismatchError, UnsupportedCacheError
-from kvbridge.integrations.transformers.extraction import PaddingSide, extract, without_first
+from kvbridge.integrations.transformers.extraction import ExtractedLayer, PaddingSide, extract, without_first
+
+if TYPE_CHECKING:
+    import torch
 
 
 def publish_cache(
@@ -89,11 +92,15 @@ def publish_cache(
         **cut,
         **options,
     ) as slot:
-        for part in extracted.layers:
-            in_order = geometry.group_of(part.layer).order is DimensionOrder.HND
-            pair = (part.keys, part.values) if in_order else (part.keys.transpose(0, 1), part.values.transpose(0, 1))
-            slot.write(part.layer, *pair)
+        slot.write_layers({part.layer: _in_order(part, geometry) for part in extracted.layers})
     return slot
+
+
+def _in_order(part: ExtractedLayer, geometry: CacheGeometry) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return K and V of a layer in the geometry's order."""
+    if geometry.group_of(part.layer).order is DimensionOrder.HND:
+        return part.keys, part.values
+    return part.keys.transpose(0, 1), part.values.transpose(0, 1)
 
 
 def _cut(sequence: TokenSequence, media: Iterable[MediaItem], skip_tokens: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from kvbridge.client.blocks import Block
-from kvbridge.client.copying import HELPED_BYTES_MIN, LayerCopy, copy_layer
+from kvbridge.client.copying import HELPED_BYTES_MIN, Copying, copy_all
 from kvbridge.client.digests import LayerDigest
 from kvbridge.client.private_memory import private_slot
 from kvbridge.client.slots import SlotWriter
@@ -40,12 +40,16 @@ class Step:
         places = [ByteRange(offset_bytes=index, length_bytes=1) for index in range(count)]
         self.blocks = tuple(Block(index=(index,), places=(place,)) for index, place in enumerate(places))
         self.slot = bytearray(count)
+        self.taken = LayerDigest(memoryview(self.slot))
         self._on_copy = on_copy
 
     def copy(self, block: Block) -> None:
         index = block.places[0].offset_bytes
         self._on_copy(index)
         self.slot[index] = index + 1
+
+    def digest(self, block: Block) -> None:
+        self.taken.add(block.places)
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
@@ -89,6 +93,24 @@ def test_a_large_layer_arrives_bit_by_bit(dtype: Dtype, valid_length: int) -> No
         writer.write(layer, k, v)
     assert writer.layer_digests() == _digests(layers)
     assert tuple(_digests_in(writer)) == _digests(layers)
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+@pytest.mark.parametrize("valid_length", [TOKENS, TOKENS - 1], ids=["full", "padded"])
+def test_layers_that_are_written_at_once_have_digests_of_their_own(valid_length: int) -> None:
+    """Whatever order they are given in, and although no thread waits between them."""
+    writer, layers = _writer(geometry(**LARGE), valid_length=valid_length), _layers(valid_length)
+    writer.write_layers({layer: layers[layer] for layer in (2, 0, 3, 1)})
+    assert writer.layer_digests() == _digests(layers) == tuple(_digests_in(writer))
+
+
+def test_several_sources_are_digested_each_by_itself() -> None:
+    """What comes later waits for its turn, not for the others' end."""
+    sources = [Step(3), Step(4)]
+    Copying(_sources(*sources)).run()
+    assert [source.taken.value for source in sources] == [
+        xxhash.xxh3_128_digest(bytes(range(1, count + 1))) for count in (3, 4)
+    ]
 
 
 @pytest.mark.usefixtures("one_torch_thread")
@@ -158,9 +180,8 @@ def test_layers_written_by_many_threads_at_once_all_arrive() -> None:
 def test_without_help_the_caller_copies_everything() -> None:
     """A helper that never comes is not missed."""
     source = Step(5)
-    digest = LayerDigest(memoryview(source.slot))
-    LayerCopy(_sources(source)).run(digest)
-    assert digest.value == xxhash.xxh3_128_digest(bytes([1, 2, 3, 4, 5]))
+    Copying(_sources(source)).run()
+    assert source.taken.value == xxhash.xxh3_128_digest(bytes([1, 2, 3, 4, 5]))
 
 
 def test_a_copy_waits_for_the_helpers_last_block() -> None:
@@ -173,14 +194,13 @@ def test_a_copy_waits_for_the_helpers_last_block() -> None:
             assert finish.wait(PATIENCE_SECONDS)
 
     source = Step(6, on_copy)
-    work = LayerCopy(_sources(source))
-    digest = LayerDigest(memoryview(source.slot))
+    work = Copying(_sources(source))
     helper = threading.Thread(target=work.help)
     helper.start()
     assert helping.wait(PATIENCE_SECONDS)
 
     def run() -> None:
-        work.run(digest)
+        work.run()
         ended.set()
 
     caller = threading.Thread(target=run)
@@ -190,7 +210,7 @@ def test_a_copy_waits_for_the_helpers_last_block() -> None:
     finish.set()
     caller.join(PATIENCE_SECONDS)
     helper.join(PATIENCE_SECONDS)
-    assert digest.value == xxhash.xxh3_128_digest(bytes([1, 2, 3, 4, 5, 6]))
+    assert source.taken.value == xxhash.xxh3_128_digest(bytes([1, 2, 3, 4, 5, 6]))
 
 
 def test_what_breaks_off_the_helper_is_raised_by_the_caller() -> None:
@@ -202,12 +222,12 @@ def test_what_breaks_off_the_helper_is_raised_by_the_caller() -> None:
             broken.set()
             raise MemoryError("no room")
 
-    work = LayerCopy(_sources(Step(6, on_copy)))
+    work = Copying(_sources(Step(6, on_copy)))
     helper = threading.Thread(target=work.help)
     helper.start()
     assert broken.wait(PATIENCE_SECONDS)
     with pytest.raises(MemoryError, match="no room"):
-        work.run(None)
+        work.run()
     helper.join(PATIENCE_SECONDS)
 
 
@@ -225,12 +245,12 @@ def test_what_breaks_off_the_caller_stops_the_helper() -> None:
             raise MemoryError("no room")
 
     source = Step(6, on_copy)
-    work = LayerCopy(_sources(source))
+    work = Copying(_sources(source))
     helper = threading.Thread(target=work.help)
     helper.start()
     assert helping.wait(PATIENCE_SECONDS)
     with pytest.raises(MemoryError, match="no room"):
-        work.run(None)
+        work.run()
     assert bytes(source.slot) == bytes([1, 0, 0, 0, 0, 0])
     helper.join(PATIENCE_SECONDS)
     assert bytes(source.slot) == bytes([1, 0, 0, 0, 0, 0])
@@ -254,14 +274,14 @@ def test_an_interrupted_wait_is_over_only_when_the_helper_has_finished() -> None
         raise Interrupted
 
     source = Step(2, on_copy)
-    work = LayerCopy(_sources(source))
+    work = Copying(_sources(source))
     helper = threading.Thread(target=work.help)
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         helper.start()
         assert helping.wait(PATIENCE_SECONDS)
         with pytest.raises(Interrupted):
-            work.run(None)
+            work.run()
         assert bytes(source.slot) == bytes([1, 2])
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -273,7 +293,7 @@ def test_what_only_the_caller_can_copy_is_not_offered() -> None:
     threads = set()
     source = Step(50, lambda _: threads.add(threading.current_thread()))
     source.shared = False
-    copy_layer(_sources(source), None)
+    copy_all(_sources(source))
     assert threads == {threading.current_thread()}
     assert all(source.slot)
 

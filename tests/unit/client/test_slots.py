@@ -125,6 +125,25 @@ def test_writing_twice_overwrites() -> None:
     assert writer.layer_digests() == (xxhash.xxh3_128_digest(_raw(k, v)),)
 
 
+def test_of_several_layers_none_is_written_if_one_is_wrong() -> None:
+    """The error names what is wrong, and what was written before stands."""
+    writer = _writer()
+    good = _pair(HEADS, TOKENS, DIM)
+    writer.write(0, *good)
+    for wrong, error in (
+        ({0: _pair(HEADS, TOKENS, DIM), 1: _pair(HEADS, TOKENS - 1, DIM)}, ShapeMismatchError),
+        ({0: _pair(HEADS, TOKENS, DIM), 7: good}, UnknownLayerError),
+        ({0: _pair(HEADS, TOKENS, DIM), 1: (good[0], None)}, ArgumentTypeError),
+    ):
+        with pytest.raises(error):
+            writer.write_layers(wrong)
+        assert writer.missing_layers == (1,)
+        assert _raw(*good) in _written(writer)
+    writer.write_layers({1: good})
+    assert writer.missing_layers == ()
+    writer.write_layers({})
+
+
 def test_digests_are_those_of_the_canonical_bytes() -> None:
     """Each layer's digest covers K, then V, as they lie in the slot."""
     writer = _writer()
