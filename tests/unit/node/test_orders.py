@@ -72,6 +72,17 @@ async def publish(bridge: Bridge, key: str) -> PayloadReference:
     return grant.reference
 
 
+def keeper_of(bridge: Bridge, *, orders_max: int) -> OrderKeeper:
+    """Return a keeper of a node's orders with room for so many."""
+    return OrderKeeper(
+        node_id="node-a",
+        epoch=1,
+        quarantines=bridge.containment.quarantines,
+        catalog=bridge.catalog,
+        limits=OrderLimits(orders_max=orders_max),
+    )
+
+
 async def test_a_quarantine_and_its_end_hold_on_both() -> None:
     """Whoever imposes it and whoever lifts it."""
     async with running_two() as (first, second):
@@ -140,13 +151,7 @@ async def test_the_reason_of_whoever_speaks_last_holds_if_nodes_had_several() ->
 async def test_a_quarantine_whose_new_reason_nobody_can_be_told_of_stays() -> None:
     """Everything is text here; elsewhere the reason before holds."""
     async with running_two() as (first, second):
-        keeper = OrderKeeper(
-            node_id="node-a",
-            epoch=1,
-            quarantines=first.containment.quarantines,
-            catalog=first.catalog,
-            limits=OrderLimits(orders_max=1),
-        )
+        keeper = keeper_of(first, orders_max=1)
         for why in ("odd answers", "wrong branch"):
             await first.containment.quarantines.quarantine(CLIENT, BAD, why=why, dry_run=False)
             second.cluster.orders.take(keeper.news())
@@ -301,13 +306,7 @@ async def test_more_orders_than_there_is_room_for_make_everything_text() -> None
 async def test_a_directory_that_makes_up_orders_makes_text_and_nothing_else() -> None:
     """More of them than any node holds, and nothing of what people ordered is lost."""
     async with running("node-a") as bridge:
-        keeper = OrderKeeper(
-            node_id="node-a",
-            epoch=1,
-            quarantines=bridge.containment.quarantines,
-            catalog=bridge.catalog,
-            limits=OrderLimits(orders_max=10),
-        )
+        keeper = keeper_of(bridge, orders_max=10)
         for number in range(20):
             keeper.hear(Order(order_id=f"{number}", origin="x", issued_at=1.0, content=KillSwitchOrder(why="lie")))
         assert len(keeper) == 10
