@@ -130,7 +130,8 @@ class Publication:
     def write_layers(self, layers: Mapping[int, tuple[object, object]]) -> None:
         """Copy `{layer: (k, v)}` straight into the slot, all at once, which is faster than one `write` for each.
 
-        Nothing is copied unless all of them are right. Errors as for `write`.
+        Nothing is copied unless all of them are right. Errors as for `write`; `layers` that map to no pairs are an
+        `ArgumentTypeError`, too.
         """
         with self._writer() as writer:
             if writer is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvbridge.client.copying import copy_all
 from kvbridge.client.digests import LayerDigest, digest_layer
-from kvbridge.client.errors import UnknownLayerError
+from kvbridge.client.errors import ArgumentTypeError, UnknownLayerError
 from kvbridge.client.forms import Form
 from kvbridge.client.layouts import lazy_layout
 from kvbridge.client.paged import KvBlocks, Paging, check_table, separate
@@ -74,6 +74,7 @@ class SlotWriter:
 
     def write_layers(self, layers: Mapping[int, tuple[object, object]]) -> None:
         """Check K and V of several layers and copy all of them; errors as for `write`, before anything is copied."""
+        _check_pairs(layers)
         forms = {layer: [(region, self._form(region)) for region in self._regions_of(layer)] for layer in layers}
         for layer, pair in layers.items():
             for value, field, place in zip(pair, ("k", "v"), forms[layer], strict=True):
@@ -164,3 +165,11 @@ class SlotWriter:
 
     def _digest(self, layer: int) -> bytes:
         return digest_layer(self.memory, self.layout.regions(layer), self.valid_length)
+
+
+def _check_pairs(layers: object) -> None:
+    if not isinstance(layers, Mapping):
+        raise ArgumentTypeError("layers", f"must be a mapping of layers to (k, v), got {type(layers).__name__}")
+    for layer, pair in layers.items():
+        if not isinstance(pair, Sequence) or len(pair) != len(Role):
+            raise ArgumentTypeError(f"layers[{layer!r}]", "must be (k, v)")

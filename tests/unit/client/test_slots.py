@@ -180,6 +180,15 @@ def test_missing_layers_are_named() -> None:
     assert missing == [(0, 1, 4), (0, 4), (0,)]
 
 
+@pytest.mark.parametrize("layers", [None, [], [_pair(HEADS, TOKENS, DIM)], {0: ()}, {0: (1, 2, 3)}, {0: None}])
+def test_what_maps_no_layers_to_pairs_is_refused(layers: Any) -> None:
+    """By name, before anything is written."""
+    writer = _writer()
+    with pytest.raises(ArgumentTypeError, match="layers"):
+        writer.write_layers(layers)
+    assert writer.missing_layers == (0, 1)
+
+
 @pytest.mark.parametrize("layer", [2, -1, "0", None])
 def test_an_unknown_layer_is_refused(layer: Any) -> None:
     """A layer that the geometry lacks is a mistake, whatever its type."""
